@@ -184,8 +184,8 @@ class Consumer:
     def nixl(self, copies: Sequence[BlockCopy]) -> float:
         """Read blocks with NIXL; return the seconds from the call to its completion. Raises Broken."""
         began = self._clock.now()
-        handle = self._transport.post_read(self._peer, copies)
-        while (state := self._transport.poll(handle)) is ReadState.PENDING:
+        read = self._transport.post_read(self._peer, copies)
+        while (state := read.poll()) is ReadState.PENDING:
             if self._clock.now() - began > _GUARD_S:
                 raise Broken(f"a read of {len(copies)} blocks does not end")
         if state is not ReadState.DONE:

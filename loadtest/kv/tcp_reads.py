@@ -73,8 +73,8 @@ def _seconds(transport: Transport, peer: TransportPeer, num_blocks: int, pause_s
     copies = [BlockCopy(BlockId(block), BlockId(block)) for block in range(num_blocks)]
     clock, pause = SystemClock(), threading.Event()
     began = clock.now()
-    handle = transport.post_read(peer, copies)
-    while (state := transport.poll(handle)) is ReadState.PENDING:
+    read = transport.post_read(peer, copies)
+    while (state := read.poll()) is ReadState.PENDING:
         if pause_s:
             pause.wait(pause_s)
     if state is not ReadState.DONE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
@@ -51,10 +51,8 @@ class ClusterMembers:
                 f"worker {record.worker.id} is not registered any more: list the workers again",
             )
 
-    @asynccontextmanager
-    async def stub(self, worker: WorkerRef) -> AsyncIterator[WorkerStub]:
-        async with open_stub(self.trust, worker) as stub:
-            yield stub
+    def stub(self, worker: WorkerRef) -> AbstractAsyncContextManager[WorkerStub]:
+        return open_stub(self.trust, worker)
 
 
 @asynccontextmanager

@@ -39,17 +39,11 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
         lambda settings: require_worker_auth(settings.config),
         lambda worker, environ: advertised_address(worker, worker.port, environ, default_route_address),
     )
-    checks, pairs = list_checks(resolved, System(), dependencies, options, installed_parts(), clock)
-    selected = _selected([*checks, *pairs], only)
-    checks = [check for check in checks if check.name in selected]
-    pairs = [check for check in pairs if check.name in selected]
-    examined = asyncio.run(_run(checks, pairs, clock))
+    checks = list_checks(resolved, System(), dependencies, options, installed_parts(), clock)
+    selected = _selected(checks, only)
+    examined = asyncio.run(run_checks([check for check in checks if check.name in selected], clock))
     print(_report(examined, args))  # noqa: T201 - the command's output
     return exit_code(examined, is_strict=args.strict)
-
-
-async def _run(checks: Sequence[Check], pairs: Sequence[Check], clock: SystemClock) -> tuple[Examined, ...]:
-    return (*await run_checks(checks, clock), *await run_checks(pairs, clock))
 
 
 def _selected(checks: Sequence[Check], names: Sequence[str]) -> set[str]:

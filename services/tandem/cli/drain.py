@@ -16,11 +16,14 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerRef
 from tandem.core.settings import Resolved
 from tandem.wire.gen import worker_pb2
+from tandem.wire.listener_probe import refuses_connections
 from tandem.wire.peer_auth import PeerAuth, means_other_life, reason_of
 from tandem.worker.run_file import read_run_files
 
 MARGIN_S = 5.0
 """Time for the reply, in addition to the worker's timeout."""
+PROBE_S = 3.0
+"""Longest wait for a connection to a worker that does not answer its call."""
 MAX_TIMEOUT_S = 86_400.0
 
 
@@ -82,22 +85,11 @@ async def _drain_found(trust: PeerAuth, worker: WorkerRef, timeout_s: float) -> 
     try:
         return _print_result(worker.id, await _drain(trust, worker, timeout_s), timeout_s)
     except grpc.aio.AioRpcError as error:
-        has_ended = means_other_life(error) or not await _listens(worker.address)
+        # A failed call alone does not show that the worker has ended: it may have refused the call's signature.
+        has_ended = means_other_life(error) or await refuses_connections(worker.address, PROBE_S)
         what = "does not run any more" if has_ended else f"is not drained: {reason_of(error)}"
         print(f"{worker.id} {what}")  # noqa: T201 - the command's output
         return 0 if has_ended else 1
-
-
-async def _listens(address: str) -> bool:
-    """Check whether a process listens at the address. A failed gRPC call alone does not show it: the worker may have
-    refused the call's signature."""
-    host, _, port = address.rpartition(":")
-    try:
-        _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-    except OSError:
-        return False
-    writer.close()
-    return True
 
 
 async def _drain(trust: PeerAuth, worker: WorkerRef, timeout_s: float, *, undo: bool = False) -> int:

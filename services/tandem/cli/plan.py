@@ -30,6 +30,8 @@ _SEARCHED = {
     "engine.kv_cache_memory": "KV gets the memory that the weights leave",
     "slo.itl_ms": "set the targets with --slo; steps are paced to them if that helps",
 }
+Curves = dict[str, list[BreakEvenPoint]]
+"""The points of each axis of --break-even."""
 CONFIRMATION_SEED, CONFIRMATION_TIMES = 1, 2
 """For the run that confirms a result: what is added to the seed, and the factor by which it has more requests."""
 
@@ -112,9 +114,7 @@ def _planner(
     return planner
 
 
-def _curves(
-    axes: Sequence[str], target: SloTarget, plan: Plan, max_gpus: int, bar: ProgressBar
-) -> dict[str, list[BreakEvenPoint]]:
+def _curves(axes: Sequence[str], target: SloTarget, plan: Plan, max_gpus: int, bar: ProgressBar) -> Curves:
     if len(plan.best) < 2:
         return {}
     num_tried = len(plan.tried)
@@ -125,11 +125,7 @@ def _curves(
 
 
 def _print(
-    args: argparse.Namespace,
-    plan: Plan,
-    target: SloTarget,
-    machines: Sequence[Machine],
-    curves: dict[str, list[BreakEvenPoint]],
+    args: argparse.Namespace, plan: Plan, target: SloTarget, machines: Sequence[Machine], curves: Curves
 ) -> None:
     rate = f" at {args.rate:g} requests/s" if args.rate is not None else ""
     model = args.shape if args.profile is None else args.profile
@@ -142,11 +138,8 @@ def _print(
 
 
 def _axes(text: str) -> tuple[str, ...]:
-    found = tuple(filter(None, text.split(",")))
-    for axis in found:
-        if axis not in AXES:
-            raise simulate_setup.refuse(f"--break-even {axis}: there is no such axis; known are {', '.join(AXES)}")
-    return found
+    axes = {axis: axis for axis in AXES}
+    return tuple(simulate_setup.known("--break-even", axis, axes) for axis in filter(None, text.split(",")))
 
 
 def _numbers(flag: str, text: str) -> list[int]:
@@ -157,11 +150,7 @@ def _numbers(flag: str, text: str) -> list[int]:
 
 
 def _document(
-    args: argparse.Namespace,
-    plan: Plan,
-    target: SloTarget,
-    machines: Sequence[Machine],
-    curves: dict[str, list[BreakEvenPoint]],
+    args: argparse.Namespace, plan: Plan, target: SloTarget, machines: Sequence[Machine], curves: Curves
 ) -> dict[str, Any]:
     """Return the content of the `--json` file."""
     winner, runner_up = plan.winner, plan.runner_up

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from tandem.core.errors import ErrorKind, TandemError
 
@@ -12,20 +11,9 @@ _PARTS = 10_000
 """Ray's resolution of fractional GPUs: 1 / 10,000."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuShare:
-    """GPU resources of one rank of a worker.
-
-    `num_gpus`: GPUs that Ray reserves for the rank, 1 or a fraction. `memory_utilization`: fraction of that GPU's
-    memory that the rank may use.
-    """
-
-    num_gpus: float
-    memory_utilization: float
-
-
-def gpu_share(num_workers: int, num_gpus: int, utilization: float, num_ranks: int = 1) -> GpuShare:
-    """Return the GPU share of each rank, equal for all ranks of all workers on this machine.
+def gpu_share(num_workers: int, num_gpus: int, utilization: float, num_ranks: int = 1) -> tuple[float, float]:
+    """Return the GPU share of each rank, equal for all ranks of all workers on this machine: the GPUs that Ray reserves
+    for it, 1 or a fraction, and the fraction of that GPU's memory that it may use.
 
     `num_gpus`: GPUs of the machine. `utilization`: fraction of a GPU's memory that may be used, divided evenly between
     ranks that run on one GPU. `num_ranks`: ranks of each worker. Raises TandemError(UNSUPPORTED) if there is no GPU, or
@@ -40,7 +28,7 @@ def gpu_share(num_workers: int, num_gpus: int, utilization: float, num_ranks: in
             f"this machine has {num_gpus}: start fewer workers, or lower --tensor-parallel"
         )
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="tensor_parallel")
-    return GpuShare(_PARTS // num_together / _PARTS, utilization / num_together)
+    return _PARTS // num_together / _PARTS, utilization / num_together
 
 
 def threads_by_pool(pools: Mapping[str, int], num_threads: int = 0) -> dict[str, int]:

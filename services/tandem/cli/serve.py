@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import queue
-import secrets
 import shutil
 import signal
 import sys
@@ -20,7 +19,7 @@ from types import FrameType
 
 from tandem.cli.gateway_checks import require_auth_if_public, require_free_port, require_tls_files
 from tandem.cli.gateway_process import GatewayProcess
-from tandem.cli.private_directory import SECRET_BYTES
+from tandem.cli.private_directory import secret_file
 from tandem.cli.process_session import enter_own_session
 from tandem.cli.progress_lines import ProgressLines
 from tandem.cli.resource_assignment import gpu_share, threads_by_pool
@@ -120,8 +119,8 @@ def _start_workers(
     progress.step("workers", f"starting {names}", partial(starting_workers, local.logs, list(pools)))
     engine, num_gpus = config.engine, 0.0
     if config.model.device == "cuda":
-        share = gpu_share(num_workers, local.num_gpus, engine.gpu_memory_utilization, num_ranks)
-        engine, num_gpus = replace(engine, gpu_memory_utilization=share.memory_utilization), share.num_gpus
+        num_gpus, utilization = gpu_share(num_workers, local.num_gpus, engine.gpu_memory_utilization, num_ranks)
+        engine = replace(engine, gpu_memory_utilization=utilization)
     engines = {pool: replace(engine, num_threads=threads[pool]) for pool in pools}
     local.deploy({pool: replace(config, engine=engine) for pool, engine in engines.items()}, pools, num_gpus)
     progress.step("gateway", "moving a test block between the workers")
@@ -249,8 +248,4 @@ def run_secret() -> Iterator[Path]:
     Only the owner can read the file. The secret is not passed as an argument or environment variable, where other users
     could see it."""
     with tempfile.TemporaryDirectory(prefix="tandem-serve-") as directory:
-        path = Path(directory) / "secret"
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w") as file:
-            file.write(secrets.token_hex(SECRET_BYTES) + "\n")
-        yield path
+        yield secret_file(Path(directory) / "secret")

@@ -30,7 +30,8 @@ from tandem.workload.source import built_in_names, open_workload
 
 COUNT = 1000
 """Default number of requests of a mix, which has no end of its own."""
-_TIMES = {"overhead": "overhead_s", "sum": "sum_s"}
+_EFFICIENCIES = {"memory": "memory", "compute": "compute", "link": "link", "overhead": "overhead_s", "sum": "sum_s"}
+"""Fields of `Efficiency` by the names that --efficiency has for them; those that end in `_s` are times."""
 
 _VARIANT = re.compile(r"(-(instruct|it|chat|base))?(-v\d[\d.]*|-\d{4})?$")
 """What follows the name of a model's shape in the name of a variant with that shape: its tuning, and a version."""
@@ -49,10 +50,7 @@ def machines(resolved: Resolved, args: argparse.Namespace) -> tuple[list[Machine
         raise refuse(f"--price {args.price} must be 0 or more")
     if args.profile is None:
         return [_roofline(args, name.strip()) for name in args.hardware.split(",")], resolved
-    try:
-        profile = decode_profile(Path(args.profile).read_text(), args.profile)
-    except (OSError, UnicodeDecodeError) as error:
-        raise refuse(f"cannot read --profile {args.profile}: {getattr(error, 'strerror', None) or error}") from error
+    profile = decode_profile(_text_of("--profile", args.profile), args.profile)
     given = {key: value_of(resolved.config, key) for key, name in resolved.origins.items() if name != DEFAULT_LAYER}
     settled = resolve([(DEFAULT_LAYER, _measured(profile, args.profile)), ("given", given)])
     return [profile_machine(profile, args.price or 0.0)], settled
@@ -96,15 +94,9 @@ def efficiency(text: str) -> Efficiency:
     changed: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.strip().partition("=")
+        field = known("--efficiency", name, _EFFICIENCIES)
         try:
-            if name in _TIMES:
-                changed[_TIMES[name]] = parse_time(value, f"--efficiency {part}")
-            elif name in ("memory", "compute", "link"):
-                changed[name] = float(value)
-            else:
-                raise refuse(
-                    f"--efficiency {part}: there is no such name; known are memory, compute, link, overhead and sum"
-                )
+            changed[field] = parse_time(value, f"--efficiency {part}") if field.endswith("_s") else float(value)
         except ValueError:
             raise refuse(f"--efficiency {part}: {value!r} is not a number") from None
     try:
@@ -153,12 +145,7 @@ def tenants(resolved: Resolved) -> Mapping[TenantId, Tenant] | None:
 
     Raises TandemError(INVALID_REQUEST) if the file cannot be read or parsed."""
     file = resolved.config.gateway.tenants
-    if not file:
-        return None
-    try:
-        return parse_tenants(Path(file).read_text(), file).tenants
-    except (OSError, UnicodeDecodeError) as error:
-        raise refuse(f"cannot read --tenants {file}: {getattr(error, 'strerror', None) or error}") from error
+    return parse_tenants(_text_of("--tenants", file), file).tenants if file else None
 
 
 def known(flag: str, name: str, table: Mapping[str, Value], key: str | None = None) -> Value:
@@ -173,6 +160,13 @@ def known(flag: str, name: str, table: Mapping[str, Value], key: str | None = No
     nearest = near_name(key, table)
     hint = f"; did you mean {nearest}?" if nearest else ""
     raise refuse(f"{flag} {name} is not known; known are {', '.join(table)}{hint}")
+
+
+def _text_of(flag: str, name: str) -> str:
+    try:
+        return Path(name).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise refuse(f"cannot read {flag} {name}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def writable(flag: str, name: str | None) -> Path | None:

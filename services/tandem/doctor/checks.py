@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence, Set
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal, TypeVar
 
 from tandem.core.clock import Clock, wall_ns
@@ -14,17 +15,14 @@ from tandem.core.device_defaults import with_device_defaults
 from tandem.core.errors import TandemError
 from tandem.core.settings import Resolved
 from tandem.doctor import (
-    advertised_address,
     auth,
     clock_skew,
-    cpu,
     gateway,
     gpu,
-    host_limits,
+    host,
     kubernetes,
-    listen_ports,
     model,
-    nodes,
+    own_addresses,
     pairs,
     rdma,
     redis_server,
@@ -35,9 +33,8 @@ from tandem.doctor import (
     workers,
 )
 from tandem.doctor.finding import Finding, skip
-from tandem.doctor.runner import Check, on_thread
+from tandem.doctor.runner import Check, Result, on_thread
 from tandem.doctor.system import System
-from tandem.stores.embedded_redis import find_program
 
 PAIRS_S = 3600.0
 """Time limit for all pairs, which are measured one after the other with a time limit for each."""
@@ -68,26 +65,23 @@ class Dependencies:
     members_of: Callable[[Config], AbstractAsyncContextManager[workers.MemberList]]
     check_gateway_auth: auth.AuthCheck
     check_worker_auth: auth.AuthCheck
-    worker_address: advertised_address.AddressRule
+    worker_address: own_addresses.AddressRule
 
 
 def list_checks(
     resolved: Resolved, system: System, dependencies: Dependencies, options: Options, parts: Set[str], clock: Clock
-) -> tuple[list[Check], list[Check]]:
-    """Return the checks that may run concurrently, and the checks to run alone after them.
+) -> list[Check]:
+    """Return all checks; links are measured only if `options.pairs` requests it.
 
-    The second group measures links, which nothing else may use at that time; it is empty unless `options.pairs`
-    requests it. `resolved`: the settings to check. `parts`: parts of Tandem that are installed, gateway or worker. A
-    check of a part that is not installed is replaced by one that reports only that it was skipped.
+    `resolved`: the settings to check. `parts`: parts of Tandem that are installed, gateway or worker. A check of a part
+    that is not installed is replaced by one that reports only that it was skipped.
     """
     config = with_device_defaults(resolved.config)
-    of_cluster, alone = _cluster_checks(config, dependencies, options, clock)
-
-    limits = host_limits.read_limits(system)
+    limits = host.read_limits(system)
 
     def examine_ports() -> Sequence[Finding]:
-        addresses = listen_ports.configured_addresses(config)
-        return [listen_ports.check_address(a, config.cluster) for a in addresses if a.part in parts]
+        configured = own_addresses.configured_addresses(config)
+        return [own_addresses.check_address(each, config.cluster) for each in configured if each.part in parts]
 
     checks = [
         Check("python", lambda: versions.judge_versions(versions.read_versions()), others=("packages",)),
@@ -96,35 +90,28 @@ def list_checks(
         Check("ports", examine_ports, 20.0),
         Check(
             "advertise-address",
-            lambda: advertised_address.check_advertised(config.worker, system.environ, dependencies.worker_address),
+            lambda: own_addresses.check_advertised(config.worker, system.environ, dependencies.worker_address),
             part="worker",
         ),
-        Check("nodes", lambda: nodes.check_nodes(config), part="worker"),
+        Check("nodes", lambda: own_addresses.check_nodes(config), part="worker"),
         Check("guard", lambda: auth.check_guard(dependencies.check_worker_auth, resolved), part="worker"),
-        Check(
-            "open-files", lambda: host_limits.judge_open_files(limits, config.gateway.max_connections), part="gateway"
-        ),
+        Check("open-files", lambda: host.judge_open_files(limits, config.gateway.max_connections), part="gateway"),
         Check("tenants", lambda: auth.check_tenants(dependencies.check_gateway_auth, resolved), part="gateway"),
         Check("secret", lambda: auth.check_secret(config)),
         Check("tls", lambda: tls.check_tls(config.cluster, wall_ns() / 1e9)),
         Check("gateway-tls", lambda: tls.check_gateway_tls(config.gateway, wall_ns() / 1e9), part="gateway"),
-        *of_cluster,
+        *_cluster_checks(config, dependencies, options, clock),
         Check("pod", lambda: kubernetes.judge_pod(kubernetes.read_pod(system))),
         Check("rbac", lambda: kubernetes.check_permissions(system, config), 60.0),
     ]
-    return [check if check.part in ("", *parts) else _skipped(check) for check in checks], alone
+    return [check if check.part in ("", *parts) else _skipped(check) for check in checks]
 
 
-def _worker_checks(config: Config, system: System, limits: host_limits.ResourceLimits) -> list[Check]:
+def _worker_checks(config: Config, system: System, limits: host.ResourceLimits) -> list[Check]:
     """Return the checks of the hardware, limits, libraries and model files that a worker needs to compute and to read
     KV."""
-    device, is_required = config.model.device, config.transfer.require == "rdma"
+    is_required = config.transfer.require == "rdma"
     rdma_facts = _once(lambda: on_thread(lambda: rdma.read_rdma(system)))
-
-    def examine_gpu() -> Sequence[Finding]:
-        driver = gpu.read_driver(system) if device == "cuda" else gpu.Driver()
-        torch = gpu.read_torch(system) if device == "cuda" else gpu.Torch()
-        return (*gpu.judge_gpus(driver, config), *gpu.judge_cuda(torch, driver, device))
 
     async def examine_rdma() -> Sequence[Finding]:
         found, gid_index = await rdma_facts(), system.environ.get("UCX_IB_GID_INDEX", "")
@@ -132,42 +119,36 @@ def _worker_checks(config: Config, system: System, limits: host_limits.ResourceL
             *rdma.judge_devices(found, is_required=is_required),
             *rdma.judge_gids(found, gid_index, is_required=is_required),
             rdma.judge_efa(found, config.transfer),
-            rdma.judge_gpu_direct(found, is_cuda=device == "cuda", is_required=is_required),
+            rdma.judge_gpu_direct(found, is_cuda=config.model.device == "cuda", is_required=is_required),
         )
 
     async def examine_memlock() -> Finding:
         pool_bytes = config.engine.kv_cache_memory + config.engine.host_cache_memory
         uses_rdma = (await rdma_facts()).is_usable
-        return host_limits.judge_memlock(limits, pool_bytes, uses_rdma)
-
-    def examine_ucx() -> Sequence[Finding]:
-        trial = ucx.Trial() if config.transfer.backend in ucx.WITHOUT_UCX else ucx.read_trial(system)
-        return ucx.judge_trial(trial, config.transfer, system.environ.get("UCX_TLS", ""))
+        return host.judge_memlock(limits, pool_bytes, uses_rdma)
 
     return [
-        Check("cpu", lambda: cpu.check_cpu(system, device, config.engine.kernels), part="worker", others=("compiler",)),
-        Check("gpu", examine_gpu, gpu.QUERY_S * 2 + gpu.TORCH_S + 5, part="worker", others=("cuda",)),
+        Check("cpu", lambda: host.check_cpu(system, config), part="worker", others=("compiler",)),
+        Check("gpu", lambda: gpu.check_gpus(system, config), gpu.LIMIT_S, part="worker", others=("cuda",)),
         Check("rdma", examine_rdma, part="worker", others=("gid", "efa", "gpudirect")),
         Check("memlock", examine_memlock, part="worker"),
-        Check("shared-memory", lambda: host_limits.check_shared_memory(system), part="worker"),
-        Check("ucx", examine_ucx, ucx.LIMIT_S, part="worker"),
+        Check("shared-memory", lambda: host.check_shared_memory(system), part="worker"),
+        Check("ucx", lambda: ucx.check_ucx(system, config.transfer), ucx.LIMIT_S, part="worker"),
         Check("model", lambda: model.check_model(config.model), 30.0, part="worker", others=("cache",)),
     ]
 
 
-def _cluster_checks(
-    config: Config, dependencies: Dependencies, options: Options, clock: Clock
-) -> tuple[list[Check], list[Check]]:
+def _cluster_checks(config: Config, dependencies: Dependencies, options: Options, clock: Clock) -> list[Check]:
     """Return the checks of Redis, gateway, workers and their clocks, and the measurement of links."""
     url = config.redis.url
     redis_facts = _once(lambda: redis_server.read_redis(url, clock))
     checked_gateway = _once(lambda: on_thread(lambda: gateway.check_gateway(options.url, clock, options.ca_file)))
     worker_list = _once(lambda: _read_workers(config, dependencies, clock))
 
-    async def examine_redis() -> Sequence[Finding]:
+    async def examine_redis() -> Result:
         if url:
             return redis_server.judge_redis(await redis_facts(), url)
-        return redis_server.judge_own_server(await on_thread(_no_server))
+        return await on_thread(redis_server.check_own_server)
 
     async def examine_workers() -> Sequence[Finding]:
         found = await worker_list()
@@ -197,13 +178,13 @@ def _cluster_checks(
             results = [(pair, await pairs.measure(members, pair)) for pair in chosen]
         return [r if isinstance(r, Finding) else pairs.judge_link(pair, r, config.transfer) for pair, r in results]
 
-    checks = [
+    return [
         Check("redis", examine_redis),
         Check("workers", examine_workers, 30.0, others=("fingerprints", "roles")),
         Check("gateway", examine_gateway, 15.0),
         Check("clock", examine_clock, 30.0),
+        *([Check("pairs", examine_pairs, PAIRS_S, is_alone=True)] if options.pairs != "none" else []),
     ]
-    return checks, [Check("pairs", examine_pairs, PAIRS_S)] if options.pairs != "none" else []
 
 
 def _skipped(check: Check) -> Check:
@@ -223,20 +204,5 @@ async def _read_workers(config: Config, dependencies: Dependencies, clock: Clock
 
 def _once(read: Callable[[], Awaitable[_T]]) -> Callable[[], Awaitable[_T]]:
     """Return a function that runs an asynchronous read once and returns its result to every caller."""
-    tasks: list[asyncio.Future[_T]] = []
-
-    async def result() -> _T:
-        if not tasks:
-            tasks.append(asyncio.ensure_future(read()))
-        return await asyncio.shield(tasks[0])
-
-    return result
-
-
-def _no_server() -> str:
-    """Return why `tandem serve` has no Redis server to start; empty if it has one."""
-    try:
-        find_program()
-    except TandemError as error:
-        return error.message
-    return ""
+    task = cache(lambda: asyncio.ensure_future(read()))
+    return lambda: asyncio.shield(task())

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandem.doctor.finding import Finding, fail, ok, skip, warn
+from tandem.doctor.finding import Finding, ok, skip, wrong
 from tandem.wire.call_auth import MAX_SKEW_S
 
 WARN_S = 5.0
@@ -40,26 +40,21 @@ def judge_skews(skews: Sequence[Skew]) -> tuple[Finding, ...]:
     """
     if not skews:
         return (skip("clock", "there is no other clock to compare with (--redis-url, --url)"),)
-    wrong = tuple(_wrong(skew) for skew in skews if _least(skew) > WARN_S)
+    too_far = tuple(_too_far(skew) for skew in skews if _least(skew) > WARN_S)
     summary = ", ".join(f"{skew.who} {_seconds(abs(skew.ahead_s) + skew.within_s)}" for skew in skews)
-    return wrong or (ok("clock", f"differences from this machine are at most: {summary}"),)
+    return too_far or (ok("clock", f"differences from this machine are at most: {summary}"),)
 
 
-def _wrong(skew: Skew) -> Finding:
+def _too_far(skew: Skew) -> Finding:
     fix = "synchronize the clock that is wrong by NTP (`timedatectl set-ntp true`, `chronyc tracking`)"
-    if _least(skew) > MAX_SKEW_S:
-        text = f"{skew.who} {_direction(skew)}: beyond {MAX_SKEW_S:g} s workers refuse signed calls"
-        return fail("clock", text, fix)
-    return warn("clock", f"{skew.who} {_direction(skew)}; beyond {MAX_SKEW_S:g} s workers refuse signed calls", fix)
+    differs = f"{_seconds(abs(skew.ahead_s))} {'ahead' if skew.ahead_s > 0 else 'behind'}"
+    found = f"{skew.who} is {differs}; beyond {MAX_SKEW_S:g} s workers refuse signed calls"
+    return wrong("clock", found, fix, is_fatal=_least(skew) > MAX_SKEW_S)
 
 
 def _least(skew: Skew) -> float:
     """Return the least difference of a clock, in seconds, that the measurement allows."""
     return max(0.0, abs(skew.ahead_s) - skew.within_s)
-
-
-def _direction(skew: Skew) -> str:
-    return f"is {_seconds(abs(skew.ahead_s))} {'ahead' if skew.ahead_s > 0 else 'behind'}"
 
 
 def _seconds(seconds: float) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-from contextlib import closing
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
 from tandem.core.clock import Clock, wall_ns
 from tandem.doctor.clock_skew import DATE_S, Skew
 from tandem.doctor.finding import Finding, fail, ok, skip, warn
-from tandem.doctor.tls import tls_reason
+from tandem.doctor.tls import http_connection, tls_reason
 
 ANSWER_S = 5.0
 _MAX_BODY = 64 << 10
@@ -68,13 +67,8 @@ def _get(url: str, path: str, clock: Clock, context: ssl.SSLContext) -> tuple[in
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url!r} is not an http:// or https:// address")
-    if parts.scheme == "https":
-        opened: http.client.HTTPConnection = http.client.HTTPSConnection(
-            parts.hostname, parts.port, timeout=ANSWER_S, context=context
-        )
-    else:
-        opened = http.client.HTTPConnection(parts.hostname, parts.port, timeout=ANSWER_S)
-    with closing(opened) as connection:
+    secured = context if parts.scheme == "https" else None
+    with http_connection(parts.hostname, parts.port, ANSWER_S, secured) as connection:
         sent_at, began = wall_ns() / 1e9, clock.now()
         connection.request("GET", parts.path.rstrip("/") + path)
         answer = connection.getresponse()

@@ -14,6 +14,7 @@ from tandem.doctor.system import System
 
 QUERY_S, TORCH_S = 10.0, 30.0
 """Time limits: a failing driver answers late or not at all; torch takes seconds to load its libraries."""
+LIMIT_S = 2 * QUERY_S + TORCH_S + 5
 _FIELDS = "name,driver_version,memory.total,memory.used,compute_mode,persistence_mode,mig.mode.current"
 _TORCH = """
 import importlib.util, json, torch
@@ -102,9 +103,16 @@ def read_torch(system: System) -> Torch:
     return Torch("", version, _version(cuda) if cuda else None, sees_gpu, num_gpus, tuple(n[5:] for n in nixl))
 
 
-def judge_gpus(driver: Driver, config: Config) -> tuple[Finding, ...]:
+def check_gpus(system: System, config: Config) -> tuple[Finding, ...]:
+    """Return findings on the driver and the GPUs, and on whether torch and NIXL are built for them. Skipped if
+    `model.device` is cpu; blocks for up to `LIMIT_S` seconds."""
     if config.model.device == "cpu":
-        return (skip("gpu", "model.device is cpu"),)
+        return skip("gpu", "model.device is cpu"), skip("cuda", "model.device is cpu")
+    driver = read_driver(system)
+    return (*judge_gpus(driver, config), *judge_cuda(read_torch(system), driver))
+
+
+def judge_gpus(driver: Driver, config: Config) -> tuple[Finding, ...]:
     if driver.problem:
         fix = f"install NVIDIA's driver (`nvidia-smi` must list the GPUs); {_IN_A_POD}"
         return (fail("gpu", f"NVIDIA's driver does not answer: {driver.problem}", fix),)
@@ -116,9 +124,7 @@ def judge_gpus(driver: Driver, config: Config) -> tuple[Finding, ...]:
     return tuple(f for i, gpu in enumerate(driver.gpus) for f in _gpu(i, gpu, driver.version, share, needs_ipc))
 
 
-def judge_cuda(torch: Torch, driver: Driver, device: str) -> tuple[Finding, ...]:
-    if device == "cpu":
-        return (skip("cuda", "model.device is cpu"),)
+def judge_cuda(torch: Torch, driver: Driver) -> tuple[Finding, ...]:
     if torch.problem:
         fix = "run `pip install 'tandem[worker]'` with torch's index for CUDA"
         return (fail("cuda", f"torch cannot be imported: {torch.problem}", fix),)

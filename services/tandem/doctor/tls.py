@@ -7,8 +7,10 @@ name, a certificate that has expired or is not valid for clients.
 
 from __future__ import annotations
 
+import http.client
 import ssl
 from collections.abc import Mapping
+from contextlib import closing, suppress
 from typing import Any
 
 from tandem.core.config import ClusterConfig, GatewayConfig
@@ -19,7 +21,7 @@ from tandem.wire.tls import TlsFiles
 
 SOON_S = 14 * 86_400.0
 _ROUNDS = 8
-"""Maximum number of exchanges of messages; TLS 1.3 needs three."""
+"""Number of exchanges of messages; TLS 1.3 needs three."""
 
 
 def check_tls(cluster: ClusterConfig, now: float) -> Finding:
@@ -72,6 +74,16 @@ def check_gateway_tls(gateway: GatewayConfig, now: float) -> Finding:
     return ok("gateway-tls", summary)
 
 
+def http_connection(
+    host: str, port: int | None, timeout_s: float, context: ssl.SSLContext | None
+) -> closing[http.client.HTTPConnection]:
+    """Return a context manager that yields an HTTP connection, which is opened by its first request, over TLS where a
+    `context` is given. No proxy is used."""
+    if context is None:
+        return closing(http.client.HTTPConnection(host, port, timeout=timeout_s))
+    return closing(http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context))
+
+
 def trusting(cert_file: str) -> ssl.SSLContext:
     """Return a client's SSL context that accepts a server whose certificate is in `cert_file`, whatever its name and
     its CA. Raises OSError for a file that cannot be used."""
@@ -100,9 +112,9 @@ def _shaken_hands(server: ssl.SSLContext, client: ssl.SSLContext, name: str | No
     client_side = client.wrap_bio(to_client, to_server, server_hostname=name)
     server_side = server.wrap_bio(to_server, to_client, server_side=True)
     for _ in range(_ROUNDS):
-        is_done = [_advanced(side) for side in (client_side, server_side)]
-        if all(is_done):
-            break
+        for side in (client_side, server_side):
+            with suppress(ssl.SSLWantReadError):  # the other side's turn; a handshake that is over stays so
+                side.do_handshake()
     return client_side.getpeercert() or {}
 
 
@@ -114,12 +126,3 @@ def _ends_at(certificate: Mapping[str, Any]) -> float:
 def tls_reason(error: ssl.SSLError) -> str:
     """Return why a TLS handshake failed, in OpenSSL's words."""
     return str(getattr(error, "verify_message", "") or error.reason or error)
-
-
-def _advanced(side: ssl.SSLObject) -> bool:
-    """Advance one side's handshake; returns whether it is complete."""
-    try:
-        side.do_handshake()
-    except ssl.SSLWantReadError:
-        return False
-    return True

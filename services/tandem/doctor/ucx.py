@@ -19,12 +19,10 @@ from tandem.doctor.system import System
 from tandem.doctor.ucx_trial import MODULE
 
 LIMIT_S = 30.0
-WITHOUT_UCX = ("local", "tcp")
-"""Values of transfer.backend that need no UCX."""
 _LOGGED = {"UCX_LOG_LEVEL": "debug", "UCX_PROTO_INFO": "y", "UCX_LOG_FILE": "stderr"}
 _PREFIX = re.compile(r"^\[[^\]]*\] \[[^\]]*\]\s*")
 _LANE = re.compile(r"[a-z][a-z0-9_]*/[^\s,]+")
-_MARKED = re.compile(r"([+-]) (\S+)")
+_ENABLED = re.compile(r"\+ (\S+)")
 
 _LINK_TYPES = {
     "shared_memory": ("cma", "knem", "xpmem", "posix", "sysv", "mm", "sm", "shm", "self"),
@@ -40,14 +38,14 @@ class Trial:
     through NIXL and UCX.
 
     `problem`: why nothing was read, else empty. `version`: version of UCX. `num_bytes`, `seconds`: size and duration of
-    the read. `available`: pairs of a transport's name and the names of its devices. `chosen`: transports that the read
-    used, such as "cma/memory". `missing`: names in UCX_TLS that this machine does not have."""
+    the read. `available`: names of the transports that this machine has. `chosen`: transports that the read used, such
+    as "cma/memory". `missing`: names in UCX_TLS that this machine does not have."""
 
     problem: str = ""
     version: str = ""
     num_bytes: int = 0
     seconds: float = 0.0
-    available: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    available: tuple[str, ...] = ()
     chosen: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
 
@@ -92,14 +90,18 @@ def parse_trial(output: str, log: str) -> Trial:
     )
 
 
+def check_ucx(system: System, transfer: TransferConfig) -> tuple[Finding, ...]:
+    """Return findings on a test of UCX on this machine. Skipped if `transfer.backend` needs no UCX."""
+    if transfer.backend in ("local", "tcp"):
+        return (skip("ucx", f"transfer.backend is {transfer.backend}, which needs no UCX"),)
+    return judge_trial(read_trial(system), transfer, system.environ.get("UCX_TLS", ""))
+
+
 def judge_trial(trial: Trial, transfer: TransferConfig, ucx_tls: str) -> tuple[Finding, ...]:
     """Return findings on a test of UCX: whether the test read succeeded, by which transports, and whether this machine
     meets `transfer.require`.
 
-    `trial`: result of the test. `ucx_tls`: value of the environment variable UCX_TLS, empty if unset. Skipped if
-    `transfer.backend` is one of WITHOUT_UCX."""
-    if transfer.backend in WITHOUT_UCX:
-        return (skip("ucx", f"transfer.backend is {transfer.backend}, which needs no UCX"),)
+    `trial`: result of the test. `ucx_tls`: value of the environment variable UCX_TLS, empty if unset."""
     if trial.problem:
         required = () if transfer.backend == "nixl" else tuple(_required(trial, transfer, ucx_tls))
         return (_stuck(trial, transfer, ucx_tls), *required)
@@ -110,7 +112,7 @@ def _stuck(trial: Trial, transfer: TransferConfig, ucx_tls: str) -> Finding:
     because = f" ({_missing_names(trial, ucx_tls)})" if trial.missing else ""
     fix = (
         "run `pip install 'tandem[worker]'` if NIXL is missing; unset UCX_TLS and UCX_NET_DEVICES, or name what is "
-        f"there ({_names(trial) or 'tcp,sm,self'}); set transfer.backend=tcp where TCP is fast enough"
+        f"there ({', '.join(trial.available) or 'tcp,sm,self'}); set transfer.backend=tcp where TCP is fast enough"
     )
     found = f"NIXL moves nothing between two processes: {trial.problem}{because}"
     if transfer.backend == "auto":
@@ -123,7 +125,8 @@ def _chose(trial: Trial, ucx_tls: str) -> Finding:
     lanes = ", ".join(trial.chosen) or "nothing that its log names"
     moved = f"UCX {trial.version} reads memory of this machine by {lanes}, {speed:.1f} GB/s"
     if ucx_tls or "tcp" not in trial.link_types:
-        return ok("ucx", f"{moved} (available: {_names(trial)})" + (f"; UCX_TLS={ucx_tls}" if ucx_tls else ""))
+        available = ", ".join(trial.available)
+        return ok("ucx", f"{moved} (available: {available})" + (f"; UCX_TLS={ucx_tls}" if ucx_tls else ""))
     return warn(
         "ucx",
         f"{moved}, because it may not read another process's memory: handoffs on one machine are slow",
@@ -134,7 +137,7 @@ def _chose(trial: Trial, ucx_tls: str) -> Finding:
 
 def _missing(trial: Trial, ucx_tls: str) -> Iterator[Finding]:
     if trial.missing:
-        fix = f"set UCX_TLS to what there is: {_names(trial)}; for RDMA in a pod set `pools.<name>.rdma`"
+        fix = f"set UCX_TLS to what there is: {', '.join(trial.available)}; for RDMA in a pod set `pools.<name>.rdma`"
         yield warn("ucx", _missing_names(trial, ucx_tls), fix)
 
 
@@ -151,7 +154,7 @@ def _required(trial: Trial, transfer: TransferConfig, ucx_tls: str) -> Iterator[
     require = transfer.require
     if require == "any":
         return
-    has_it = any(link_type_of(name) == require for name, _ in trial.available)
+    has_it = any(link_type_of(name) == require for name in trial.available)
     is_fine = trial.link_types == {require} if require == "shared_memory" else has_it
     if is_fine:
         yield ok("ucx", f"transfer.require={require}: {'chosen' if require == 'shared_memory' else 'available'}")
@@ -161,21 +164,18 @@ def _required(trial: Trial, transfer: TransferConfig, ucx_tls: str) -> Iterator[
         "cuda_ipc": "use GPUs of one pod (`colocate: true`); set no UCX_TLS without cuda_copy and cuda_ipc",
         "shared_memory": "set no UCX_TLS without sm, and allow process_vm_readv between processes of one user",
     }
-    found = f"transfer.require={require}, and UCX has {_names(trial)}{f' with UCX_TLS={ucx_tls}' if ucx_tls else ''}"
+    tls = f" with UCX_TLS={ucx_tls}" if ucx_tls else ""
+    found = f"transfer.require={require}, and UCX has {', '.join(trial.available)}{tls}"
     yield wrong(
         "ucx", found, f"{fixes[require]}; or set transfer.require=any", is_fatal=transfer.on_slow_link == "refuse"
     )
 
 
-def _names(trial: Trial) -> str:
-    return ", ".join(name for name, _ in trial.available)
-
-
-def _available(lines: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the enabled transports (marked `+`) of the table, which has one row for each, with their devices."""
+def _available(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the enabled transports (marked `+`) of the table, which has one row for each."""
     for cells in next(_tables(lines, "Available Transports and Devices"), ()):
-        if len(cells) == 4 and (name := _MARKED.fullmatch(cells[2])) and name[1] == "+":
-            yield name[2], tuple(device for sign, device in _MARKED.findall(cells[3]) if sign == "+")
+        if len(cells) == 4 and (enabled := _ENABLED.fullmatch(cells[2])):
+            yield enabled[1]
 
 
 def _chosen(lines: Sequence[str]) -> tuple[str, ...]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import count
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from tandem.engine.transfer_messages import TransportPeer
-from tandem.transfer.interface import BlockCopy, PeerError, ReadState, Transport
+from tandem.transfer.interface import BlockCopy, PeerError, PostedRead, ReadState, Transport
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.process_identity import host_identity, machine_identity
 
@@ -61,29 +61,33 @@ def has_rdma(environ: Mapping[str, str], root: Path = Path("/")) -> bool:
     """Return whether this process sees an active RDMA port and may use it: /dev/infiniband exists, and UCX_TLS and
     UCX_NET_DEVICES in `environ` do not exclude the port. `root`: directory under which `dev` and `sys` are found."""
     tls, devices = environ.get("UCX_TLS", "all"), environ.get("UCX_NET_DEVICES", "all").split(",")
+    cards = {device.partition(":")[0] for device in devices}
     names = tls.lstrip("^").split(",")
     is_named = any(name.partition("_")[0] in _RDMA_OF_UCX for name in names)
     if (is_named is tls.startswith("^") and "all" not in names) or not (root / "dev/infiniband").is_dir():
         return False
     for state in (root / "sys/class/infiniband").glob("*/ports/*/state"):
-        card = state.parts[-4]
-        try:
-            is_allowed = any(each.partition(":")[0] in ("all", card) for each in devices)
-            if is_allowed and "ACTIVE" in state.read_text():
+        with suppress(OSError):
+            if cards & {"all", state.parts[-4]} and "ACTIVE" in state.read_text():
                 return True
-        except OSError:
-            continue
     return False
 
 
-@dataclass(slots=True)
-class _Posted:
-    """A read of a peer, or a self-test of all transports. `open`: transport and handle of each part that has not ended.
-    `life`: the peer's worker id and incarnation; None for a self-test. `ended`: states of the parts that have ended."""
+class _SelfTests:
+    """The self-tests of all transports as one read. `tests`: those that have not ended."""
 
-    open: list[tuple[Transport, int]]
-    life: tuple[WorkerId, Incarnation] | None
-    ended: list[ReadState] = field(default_factory=list)
+    def __init__(self, tests: list[PostedRead]) -> None:
+        self._tests = tests
+        self._has_failed = False
+
+    def poll(self) -> ReadState:
+        while self._tests:
+            state = self._tests[0].poll()
+            if state is ReadState.PENDING:
+                return state
+            del self._tests[0]
+            self._has_failed |= state is ReadState.FAILED
+        return ReadState.FAILED if self._has_failed else ReadState.DONE
 
 
 class AutoTransport:
@@ -96,10 +100,9 @@ class AutoTransport:
     ) -> None:
         self._tcp = tcp
         self._nixl = nixl
+        self._all = [tcp] if nixl is None else [tcp, nixl]
         self._ours = Offer(machine, has_rdma, b"", b"", nixl_backend)
-        self._chosen: dict[tuple[WorkerId, Incarnation], tuple[Transport, TransportPeer]] = {}
-        self._handles = count(1)
-        self._reads: dict[int, _Posted] = {}
+        self._chosen: dict[tuple[WorkerId, Incarnation], Transport] = {}
 
     def __repr__(self) -> str:
         return f"AutoTransport({self._tcp!r}, {self._nixl!r})"
@@ -122,49 +125,26 @@ class AutoTransport:
 
     def connect(self, peer: TransportPeer) -> None:
         transport, part = self._choose(peer)
-        for life, (other, known) in list(self._chosen.items()):
-            if known.worker.id == peer.worker.id and (life != peer.life or other is not transport):
-                self.disconnect(known)
-        if peer.life in self._chosen and self._chosen[peer.life][0] is not transport:
+        if peer.life in self._chosen:
             raise PeerError(f"a read of {peer.worker} from before its teardown is still not proven to have ended")
         transport.connect(part)
-        self._chosen[peer.life] = (transport, part)
+        self._chosen[peer.life] = transport
 
     def disconnect(self, peer: TransportPeer) -> bool:
         if peer.life not in self._chosen:
             return True
-        transport, part = self._chosen[peer.life]
-        if not transport.disconnect(part):
+        if not self._chosen[peer.life].disconnect(peer):
             return False
         del self._chosen[peer.life]
-        self._reads = {handle: read for handle, read in self._reads.items() if read.life != peer.life}
         return True
 
-    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
+    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> PostedRead:
         if peer.life not in self._chosen:
             raise PeerError(f"{peer.worker} is not connected")
-        transport, part = self._chosen[peer.life]
-        return self._new_handle(_Posted([(transport, transport.post_read(part, copies))], peer.life))
+        return self._chosen[peer.life].post_read(peer, copies)
 
-    def post_self_test(self) -> int:
-        return self._new_handle(_Posted([(transport, transport.post_self_test()) for transport in self._all], None))
-
-    def poll(self, handle: int) -> ReadState:
-        read = self._reads[handle]
-        for part in list(read.open):
-            transport, theirs = part
-            try:
-                state = transport.poll(theirs)
-            except PeerError:
-                del self._reads[handle]  # nobody polls it again
-                raise
-            if state is not ReadState.PENDING:
-                read.open.remove(part)
-                read.ended.append(state)
-        if read.open:
-            return ReadState.PENDING
-        del self._reads[handle]
-        return ReadState.FAILED if ReadState.FAILED in read.ended else ReadState.DONE
+    def post_self_test(self) -> PostedRead:
+        return _SelfTests([transport.post_self_test() for transport in self._all])
 
     def progress(self) -> None:
         for transport in self._all:
@@ -177,25 +157,16 @@ class AutoTransport:
             if self._nixl is not None:
                 self._nixl.close()
 
-    @property
-    def _all(self) -> list[Transport]:
-        return [self._tcp] if self._nixl is None else [self._tcp, self._nixl]
-
     def _choose(self, peer: TransportPeer) -> tuple[Transport, TransportPeer]:
         """Return the transport that reads `peer`, and the description of `peer` for that transport. Raises PeerError
         where the metadata of `peer` is not an `Offer`."""
         try:
             offers = [msgspec.msgpack.decode(rank.metadata, type=Offer) for rank in peer.ranks]
-        except msgspec.MsgspecError as error:
+        except (ValueError, RecursionError) as error:
             raise PeerError(f"{peer.worker} does not offer transports to choose from: {error}") from None
         if self._nixl is not None and all(prefers_nixl(self._ours, theirs) for theirs in offers):
             return self._nixl, _with_metadata(peer, [offer.nixl for offer in offers])
         return self._tcp, _with_metadata(peer, [offer.tcp for offer in offers])
-
-    def _new_handle(self, read: _Posted) -> int:
-        handle = next(self._handles)
-        self._reads[handle] = read
-        return handle
 
 
 def _with_metadata(peer: TransportPeer, metadata: Sequence[bytes]) -> TransportPeer:

@@ -107,9 +107,8 @@ class ConnectionServer:
         shut(self._listener)
         self._acceptor.join(_RETRY_S)
 
-    def close(self, timeout_s: float) -> bool:
-        """End all connections, wait up to `timeout_s` seconds for each thread, and return whether all threads have
-        ended."""
+    def close(self, timeout_s: float) -> None:
+        """End all connections, and wait up to `timeout_s` seconds for the end of each thread."""
         with self._lock:
             self._is_closed.set()
             for connection in self._connections.values():
@@ -118,7 +117,6 @@ class ConnectionServer:
         shut(self._listener)
         for thread in threads:
             thread.join(timeout_s)
-        return not any(thread.is_alive() for thread in threads)
 
     def _accept(self) -> None:
         with self._listener:

@@ -33,6 +33,17 @@ class ReadState(Enum):
     FAILED = "failed"
 
 
+class PostedRead(Protocol):
+    """A read that a transport has begun."""
+
+    def poll(self) -> ReadState:
+        """Make progress on the read and return its state. Must not be called again after DONE or FAILED.
+
+        Raises PeerError when the read failed without proof that it no longer writes to local memory.
+        """
+        ...
+
+
 class PeerError(Exception):
     """Raised when a peer (another worker whose memory this one reads) is gone, refuses the connection, or has restarted
     as another incarnation."""
@@ -42,8 +53,8 @@ class Transport(Protocol):
     """Read blocks of peers' pools into the local pool.
 
     Once `enter_thread` was called, only the thread that called it uses the transport, except for `describe`. No worker
-    writes into another worker's memory. A read cannot be aborted: its local blocks are safe to reuse only once `poll`
-    returned DONE or FAILED, `disconnect` returned True, or `close` returned.
+    writes into another worker's memory. A read cannot be aborted: its local blocks are safe to reuse only once its
+    `poll` returned DONE or FAILED, `disconnect` returned True, or `close` returned.
     """
 
     @property
@@ -64,10 +75,11 @@ class Transport(Protocol):
         ...
 
     def connect(self, peer: TransportPeer) -> None:
-        """Connect to a peer, so that its blocks can be read. An earlier incarnation of the peer with the same worker id
-        is disconnected first.
+        """Connect to a peer, so that its blocks can be read. The caller has disconnected what was connected under the
+        same worker id.
 
-        Raises PeerError when the peer cannot be reached or its layout does not fit.
+        Raises PeerError when the peer cannot be reached, its layout does not fit, or `disconnect` of the same
+        incarnation has not returned True yet.
         """
         ...
 
@@ -80,23 +92,17 @@ class Transport(Protocol):
         """
         ...
 
-    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
-        """Start a read of `copies` from a connected peer and return a handle for `poll`. May block as long as a copy of
-        these bytes takes. Raises PeerError when the peer is not connected or cannot be read, and its subclass
+    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> PostedRead:
+        """Start a read of `copies` from a connected peer and return it. May block as long as a copy of these bytes
+        takes. Raises PeerError when the peer is not connected or cannot be read, and its subclass
         CopyRefused for a block that does not exist."""
         ...
 
-    def post_self_test(self) -> int:
-        """Start a read of a few bytes of the transport's own memory, outside the pool, and return a handle for `poll`.
+    def post_self_test(self) -> PostedRead:
+        """Start a read of a few bytes of the transport's own memory, outside the pool, and return it.
 
-        `poll` returns FAILED when the bytes did not arrive intact. Raises PeerError when the read cannot be started.
-        """
-        ...
-
-    def poll(self, handle: int) -> ReadState:
-        """Make progress on one read and return its state. After DONE or FAILED the handle must not be used again.
-
-        Raises PeerError when the read failed without proof that it no longer writes to local memory.
+        Its `poll` returns FAILED when the bytes did not arrive intact. Raises PeerError when the read cannot be
+        started.
         """
         ...
 

@@ -53,34 +53,24 @@ class LinkEndpoints:
         return all(device.startswith("cuda") for device in (self.device, self.source_device))
 
 
-@dataclass(frozen=True, slots=True)
-class TransferSample:
-    """Hold network counters of this machine before and after a read of `num_bytes` bytes.
+def detect_link_type(
+    num_bytes: int, idle: Counters, before: Counters, after: Counters, ends: LinkEndpoints
+) -> tuple[LinkType, str]:
+    """Infer the type of the link over which `num_bytes` bytes were read between `ends`, from the network counters of
+    this machine.
 
     `before`, `after`: taken at the start and at the end of the read. `idle`: taken earlier than `before`. None of the
-    read's bytes moved between `idle` and `before`, so the rise in that interval shows the background traffic.
-    """
-
-    num_bytes: int
-    idle: Counters
-    before: Counters
-    after: Counters
-
-
-def detect_link_type(sample: TransferSample, ends: LinkEndpoints) -> tuple[LinkType, str]:
-    """Infer the type of the link that a read used, from the network counters of this machine (`sample`) and the two
-    ends of the read (`ends`).
-
-    Returns the type, which is "unknown" if the counters do not show it, and a sentence for people with the figures from
-    which the type was inferred.
+    read's bytes moved between `idle` and `before`, so the rise in that interval shows the background traffic. Returns
+    the type, which is "unknown" if the counters do not show it, and a sentence for people with the figures from which
+    it was inferred.
     """
     if ends.transport == "local":
         return "shared_memory", "the local transport reads the other process's memory"
     if ends.transport == "tcp":
         return "tcp", "the TCP transport has connections of its own"
-    network, rdma = (_risen(sample, kind) for kind in ("network", "rdma"))
-    rose = f"of {_mb(sample.num_bytes)} read, network interfaces received {_named(network)}, RDMA ports {_named(rdma)}"
-    enough = _MIN_FRACTION * sample.num_bytes
+    network, rdma = (_risen(idle, before, after, kind) for kind in ("network", "rdma"))
+    rose = f"of {_mb(num_bytes)} read, network interfaces received {_named(network)}, RDMA ports {_named(rdma)}"
+    enough = _MIN_FRACTION * num_bytes
     if sum(network.values()) >= enough:
         return "tcp", rose
     if sum(rdma.values()) >= enough:
@@ -92,15 +82,15 @@ def detect_link_type(sample: TransferSample, ends: LinkEndpoints) -> tuple[LinkT
     return "shared_memory", f"{rose}; one machine"
 
 
-def _risen(sample: TransferSample, kind: str) -> dict[str, float]:
+def _risen(idle: Counters, before: Counters, after: Counters, kind: str) -> dict[str, float]:
     """Return by how many bytes each counter of `kind` rose, minus its background rate over the same time."""
-    idle, before, after = (getattr(counters, kind) for counters in (sample.idle, sample.before, sample.after))
-    idle_s = sample.before.at - sample.idle.at
-    times = (sample.after.at - sample.before.at) / idle_s if idle_s > 0 else 0.0
+    usual, began, ended = (getattr(counters, kind) for counters in (idle, before, after))
+    idle_s = before.at - idle.at
+    times = (after.at - before.at) / idle_s if idle_s > 0 else 0.0
     risen: dict[str, float] = {}
-    for name in before.keys() & after.keys():
-        usual = max(0, before[name] - idle.get(name, before[name])) * times
-        risen[name] = max(0.0, after[name] - before[name] - usual)
+    for name in began.keys() & ended.keys():
+        background = max(0, began[name] - usual.get(name, began[name])) * times
+        risen[name] = max(0.0, ended[name] - began[name] - background)
     return risen
 
 

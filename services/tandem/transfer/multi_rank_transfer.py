@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 
 from tandem.engine.effects import StartRead, TearDownPeer
 from tandem.engine.transfer_messages import (
@@ -335,7 +336,7 @@ class MultiRankTransfer(KVTransfer):
         self._lock = threading.RLock()
         self._ranks: list[KVTransfer] = []
         with self._lock:
-            self._ranks.extend(open_rank(self._listener(rank)) for rank, open_rank in enumerate(open_ranks))
+            self._ranks.extend(open_rank(partial(self._receive, rank)) for rank, open_rank in enumerate(open_ranks))
 
     def __repr__(self) -> str:
         return f"MultiRankTransfer({self._merger!r})"
@@ -367,13 +368,10 @@ class MultiRankTransfer(KVTransfer):
         have_ended = [transfer.join(timeout_s) for transfer in self._ranks]
         return all(have_ended)
 
-    def _listener(self, rank: int) -> Callable[[Event], None]:
-        def on_event(event: Event) -> None:
-            with self._lock:
-                self._merger.on_event(rank, event)
-                self._dispatch()
-
-        return on_event
+    def _receive(self, rank: int, event: Event) -> None:
+        with self._lock:
+            self._merger.on_event(rank, event)
+            self._dispatch()
 
     def _dispatch(self) -> None:
         """Send the commands and publish the events that the merger has produced.

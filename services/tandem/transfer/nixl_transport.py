@@ -8,8 +8,8 @@ import gc
 import secrets
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import count
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.engine.transfer_messages import TransportPeer, TransportRank
 from tandem.kv.layout import KVRegion
 from tandem.transfer.cuda_driver import CudaDriver
-from tandem.transfer.interface import BlockCopy, PeerError, ReadState
+from tandem.transfer.interface import BlockCopy, PeerError, PostedRead, ReadState
 from tandem.transfer.memory_pool import MemoryPool, cuda_number
 from tandem.transfer.nixl_agent import UCX, NixlAgent, open_agent
 from tandem.transfer.peer_layout import RankShare, check_copies, check_peer, shares_of
@@ -43,30 +43,35 @@ class _Source:
 
 
 @dataclass(slots=True)
-class _Read:
-    """Describe one read of a peer.
-
-    `transfers`: the open transfers, one for each rank of the peer that holds some of the local heads. `failed`: a
-    transfer was cut off by a disconnect.
-    """
-
-    transfers: list[Any] = field(default_factory=list)
-    failed: bool = False
-
-
-@dataclass(slots=True)
 class _Link:
     """A peer whose ranks are loaded into the agent.
 
-    `leaving`: torn down, but some read is not proven to have ended. `tainted`: a post failed half-way and left no
-    handle to poll, so nothing but `close` can prove that its read has ended.
+    `leaving`: torn down, but some read is not proven to have ended. `tainted`: a post failed half-way and left nothing
+    to poll, so nothing but `close` can prove that its read has ended.
     """
 
     peer: TransportPeer
     sources: tuple[_Source, ...]
-    reads: dict[int, _Read] = field(default_factory=dict)
     leaving: bool = False
     tainted: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    """A read of a peer, or a self-test.
+
+    `peer`: None for a self-test. `transfers`: the open transfers, one for each rank of the peer that holds some of the
+    local heads. `content`: what a self-test must have read. `failed`: a transfer was cut off by a disconnect.
+    """
+
+    transport: NixlTransport
+    peer: TransportPeer | None
+    transfers: list[Any]
+    content: bytes = b""
+    failed: bool = False
+
+    def poll(self) -> ReadState:
+        return self.transport.poll(self)
 
 
 class NixlTransport:
@@ -112,9 +117,7 @@ class NixlTransport:
         self._probe_lists: tuple[Any, Any] | None = None
         self._links: dict[tuple[WorkerId, Incarnation], _Link] = {}
         self._own_lists: dict[tuple[int, int], Any] = {}
-        self._handles = count(1)
-        self._owner: dict[int, _Link] = {}
-        self._probes: dict[int, tuple[Any, bytes]] = {}
+        self._reads: set[_Read] = set()
         probe_address = ctypes.addressof(self._probe)
         try:
             self._api.register_memory([(pool.region.address, pool.num_bytes, number, "")], memory)
@@ -132,7 +135,8 @@ class NixlTransport:
 
     def __repr__(self) -> str:
         links = ", ".join(
-            f"{link.peer.worker}:{len(link.reads)}{' leaving' if link.leaving else ''}" for link in self._links.values()
+            f"{link.peer.worker}:{len(self._reads_of(link))}{' leaving' if link.leaving else ''}"
+            for link in self._links.values()
         )
         return f"NixlTransport({self._nixl.name}, {links or 'no peers'})"
 
@@ -150,12 +154,6 @@ class NixlTransport:
 
     def connect(self, peer: TransportPeer) -> None:
         check_peer(self.pool, peer)
-        same = self._links.get(peer.life)
-        if same is not None and same.peer == peer and not same.leaving:
-            return
-        for link in list(self._links.values()):
-            if link.peer.worker.id == peer.worker.id:
-                self.disconnect(link.peer)
         if peer.life in self._links:
             raise PeerError(f"a read of {peer.worker} from before its teardown is still not proven to have ended")
         sources: list[_Source] = []
@@ -175,25 +173,24 @@ class NixlTransport:
         if link is None:
             return True
         link.leaving = True
-        for handle in list(link.reads):
-            if self._has_ended(link, handle):
-                self._forget(link, handle)
-        if link.reads or link.tainted:
+        for read in self._reads_of(link):
+            with suppress(PeerError):  # then the read is still in doubt
+                self.poll(read)
+        if self._reads_of(link) or link.tainted:
             return False
         del self._links[peer.life]
         self._unload(link.sources)
         return True
 
-    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
+    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> PostedRead:
         link = self._links.get(peer.life)
         if link is None or link.leaving:
             raise PeerError(f"{peer.worker} is not connected")
         check_copies(self.pool, peer, copies)
         ours = np.fromiter((copy.local for copy in copies), np.int32, len(copies))
         theirs = np.fromiter((copy.remote for copy in copies), np.int32, len(copies))
-        handle = next(self._handles)
-        read = link.reads[handle] = _Read()
-        self._owner[handle] = link
+        read = _Read(self, link.peer, [])
+        self._reads.add(read)
         for source in link.sources:
             try:
                 transfer = self._api.make_prepped_xfer("READ", source.ours, ours, source.theirs, theirs)
@@ -201,16 +198,22 @@ class NixlTransport:
                 raise PeerError(f"{peer.worker} cannot be read: {error}") from error
             self._post(link, transfer)
             read.transfers.append(transfer)
-        return handle
+        return read
 
-    def poll(self, handle: int) -> ReadState:
-        if handle in self._probes:
-            return self._poll_probe(handle)
-        link = self._owner[handle]
-        state = self._read_state(link, link.reads[handle])
-        if state is not ReadState.PENDING:
-            self._forget(link, handle)
-        return state
+    def poll(self, read: _Read) -> ReadState:
+        """Return the state of a read, FAILED only once none of its transfers is open. Raises PeerError when one of them
+        failed without proof that it has ended."""
+        for transfer in list(read.transfers):
+            state = self._state("this worker" if read.peer is None else str(read.peer.worker), transfer)
+            if state is not ReadState.PENDING:
+                read.failed |= state is ReadState.FAILED
+                read.transfers.remove(transfer)
+                transfer.release()
+        if read.transfers:
+            return ReadState.PENDING
+        self._reads.discard(read)
+        is_intact = read.peer is not None or self._probe.raw[PROBE_BYTES:] == read.content
+        return ReadState.DONE if is_intact and not read.failed else ReadState.FAILED
 
     def progress(self) -> None:
         """Poll UCX once, which also answers peers that read from this worker over TCP."""
@@ -222,7 +225,7 @@ class NixlTransport:
         if self._driver is not None:
             self._driver.enter(memory_type(self.pool.region.device)[1])
 
-    def post_self_test(self) -> int:
+    def post_self_test(self) -> PostedRead:
         content = secrets.token_bytes(PROBE_BYTES)
         address = ctypes.addressof(self._probe)
         ctypes.memmove(address, content, PROBE_BYTES)
@@ -233,13 +236,13 @@ class NixlTransport:
                 target = self._prepare(_INITIATOR, halves, 0, PROBE_BYTES)
                 self._probe_lists = (target, self._prepare(self._nixl.name, halves, 0, PROBE_BYTES))
             target, source = self._probe_lists
-            read = self._api.make_prepped_xfer("READ", target, [1], source, [0])
-            self._api.transfer(read)
+            transfer = self._api.make_prepped_xfer("READ", target, [1], source, [0])
+            self._api.transfer(transfer)
         except self._nixl.errors as error:
             raise PeerError(f"the transport cannot read its own memory: {error}") from error
-        handle = next(self._handles)
-        self._probes[handle] = (read, content)
-        return handle
+        read = _Read(self, None, [transfer], content)
+        self._reads.add(read)
+        return read
 
     def close(self) -> None:
         """Destroy the NIXL agent with its connections, which ends every read. A second call does nothing.
@@ -251,8 +254,9 @@ class NixlTransport:
             return
         alive = weakref.ref(self._api.agent)
         self._links.clear()
-        self._owner.clear()
-        self._probes.clear()
+        for read in self._reads:
+            read.transfers.clear()
+        self._reads.clear()
         self._probe_lists = None
         self._own_lists.clear()
         self._api = None
@@ -324,10 +328,10 @@ class NixlTransport:
             link.tainted = True
             raise PeerError(f"{link.peer.worker} cannot be read")
 
-    def _state(self, name: str, read: Any) -> ReadState:
+    def _state(self, name: str, transfer: Any) -> ReadState:
         """Return the state of a transfer. Raises PeerError when it failed without proof that it has ended."""
         try:
-            word = self._api.check_xfer_state(read)
+            word = self._api.check_xfer_state(transfer)
         except self._nixl.disconnected:
             return ReadState.FAILED
         except self._nixl.errors as error:
@@ -336,37 +340,8 @@ class NixlTransport:
             raise PeerError(f"it is unknown whether a read of {name} has ended")
         return ReadState.DONE if word == "DONE" else ReadState.PENDING
 
-    def _read_state(self, link: _Link, read: _Read) -> ReadState:
-        """Return the state of a read, FAILED only once none of its transfers is open. Raises as `_state` does."""
-        for transfer in list(read.transfers):
-            state = self._state(f"{link.peer.worker}", transfer)
-            if state is not ReadState.PENDING:
-                read.failed |= state is ReadState.FAILED
-                read.transfers.remove(transfer)
-                transfer.release()
-        if read.transfers:
-            return ReadState.PENDING
-        return ReadState.FAILED if read.failed else ReadState.DONE
-
-    def _has_ended(self, link: _Link, handle: int) -> bool:
-        try:
-            return self._read_state(link, link.reads[handle]) is not ReadState.PENDING
-        except PeerError:
-            return False
-
-    def _forget(self, link: _Link, handle: int) -> None:
-        del self._owner[handle]
-        del link.reads[handle]
-
-    def _poll_probe(self, handle: int) -> ReadState:
-        read, content = self._probes[handle]
-        state = self._state("this worker", read)
-        if state is ReadState.PENDING:
-            return state
-        del self._probes[handle]
-        read.release()
-        arrived = self._probe.raw[PROBE_BYTES:] == content
-        return ReadState.DONE if arrived and state is ReadState.DONE else ReadState.FAILED
+    def _reads_of(self, link: _Link) -> list[_Read]:
+        return [read for read in self._reads if read.peer is link.peer]
 
 
 def split_metadata(metadata: bytes) -> tuple[str, bytes]:

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
 
 from tandem.engine.transfer_messages import TransportPeer, TransportRank
 from tandem.transfer.interface import BlockCopy, PeerError
 from tandem.transfer.memory_pool import MemoryPool
+
+_T = TypeVar("_T")
 
 
 class CopyRefused(PeerError):
@@ -83,6 +88,15 @@ def _share(pool: MemoryPool, rank: TransportRank) -> RankShare:
         num_bytes=(stop - start) * head_bytes,
         is_whole=(region.head_start, region.head_stop) == (pool.region.head_start, pool.heads.stop),
     )
+
+
+def decode_metadata(peer: TransportPeer, rank: TransportRank, kind: type[_T], transport: str) -> _T:
+    """Decode the metadata of a rank of `peer`, which the transport named `transport` writes as the JSON of a `kind`.
+    Raises PeerError where the metadata is not that of such a transport."""
+    try:
+        return msgspec.json.decode(rank.metadata, type=kind)
+    except (ValueError, RecursionError) as error:
+        raise PeerError(f"{peer.worker} is no {transport} transport: {error}") from None
 
 
 def check_copies(pool: MemoryPool, peer: TransportPeer, copies: Sequence[BlockCopy]) -> None:

@@ -4,7 +4,9 @@ memory where they are on a GPU."""
 from __future__ import annotations
 
 import socket
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tandem.transfer.cuda_driver import CudaDriver
@@ -20,14 +22,7 @@ MiB of it."""
 
 
 class PoolAccess(Protocol):
-    """Send and receive blocks of a pool over sockets. One thread uses an access, inside a `with` block, which allocates
-    and frees what the access needs."""
-
-    def __enter__(self) -> PoolAccess: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    """Send and receive blocks of a pool over sockets. Only one thread uses an access."""
 
     def send(self, connection: socket.socket, spans: Spans) -> None:
         """Send the bytes of `spans`, which lie in the pool. Raises OSError where the connection ends."""
@@ -42,14 +37,6 @@ class PoolAccess(Protocol):
 class HostAccess:
     """Send and receive blocks of a pool in host memory, directly."""
 
-    def __enter__(self) -> HostAccess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
     def send(self, connection: socket.socket, spans: Spans) -> None:
         send(connection, spans)
 
@@ -57,74 +44,72 @@ class HostAccess:
         receive(connection, spans)
 
 
+@dataclass(frozen=True, slots=True)
 class CudaAccess:
-    """Send and receive blocks of a pool in the memory of CUDA device `number`. The bytes pass through pinned host
+    """Send and receive blocks of a pool in GPU memory. The bytes pass through `stage`, the address of pinned host
     memory, which has two halves of `stage_bytes` bytes. While one half is sent or received, the GPU copies to or from
-    the other half, on a stream of its own."""
+    the other half, on the CUDA stream `stream`."""
 
-    def __init__(self, driver: CudaDriver, number: int, stage_bytes: int = STAGE_BYTES) -> None:
-        self._driver = driver
-        self._number = number
-        self._stage_bytes = stage_bytes
-        self._stage = self._stream = 0
-
-    def __enter__(self) -> CudaAccess:
-        self._driver.enter(self._number)
-        self._stream = self._driver.open_stream()
-        try:
-            self._stage = self._driver.allocate_pinned(2 * self._stage_bytes)
-        except BaseException:
-            self._driver.close_stream(self._stream)
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self._driver.wait(self._stream)
-            self._driver.free_pinned(self._stage)
-        finally:
-            self._driver.close_stream(self._stream)
+    driver: CudaDriver
+    stream: int
+    stage: int
+    stage_bytes: int
 
     def send(self, connection: socket.socket, spans: Spans) -> None:
-        half, filled = self._stage, 0
-        for batch in _batches(spans, self._stage_bytes):
+        half, filled = self.stage, 0
+        for batch in _batches(spans, self.stage_bytes):
             other = self._other(half)
             num_bytes = 0
             for address, size in batch:
-                self._driver.copy_to_host(other + num_bytes, address, size, self._stream)
+                self.driver.copy_to_host(other + num_bytes, address, size, self.stream)
                 num_bytes += size
             if filled:
                 send(connection, span(half, filled))
-            self._driver.wait(self._stream)
+            self.driver.wait(self.stream)
             half, filled = other, num_bytes
         if filled:
             send(connection, span(half, filled))
 
     def receive(self, connection: socket.socket, spans: Spans) -> None:
-        half = self._stage
+        half = self.stage
         try:
-            for batch in _batches(spans, self._stage_bytes):
+            for batch in _batches(spans, self.stage_bytes):
                 receive(connection, span(half, sum(size for _, size in batch)))
-                self._driver.wait(self._stream)
+                self.driver.wait(self.stream)
                 num_bytes = 0
                 for address, size in batch:
-                    self._driver.copy_to_device(address, half + num_bytes, size, self._stream)
+                    self.driver.copy_to_device(address, half + num_bytes, size, self.stream)
                     num_bytes += size
                 half = self._other(half)
         finally:
-            self._driver.wait(self._stream)
+            self.driver.wait(self.stream)
 
     def _other(self, half: int) -> int:
-        return 2 * self._stage + self._stage_bytes - half
+        return 2 * self.stage + self.stage_bytes - half
 
 
-def open_access(pool: MemoryPool, driver: CudaDriver | None) -> PoolAccess:
-    """Return a new access to `pool` for one thread, to be used in a `with` block. `driver`: the CUDA driver; None for a
+@contextmanager
+def cuda_access(driver: CudaDriver, number: int, stage_bytes: int = STAGE_BYTES) -> Iterator[PoolAccess]:
+    """Return a context manager that yields an access to a pool on CUDA device `number`, and frees its stream and its
+    pinned memory at the end. `stage_bytes`: size of each half of that memory."""
+    driver.enter(number)
+    stream = driver.open_stream()
+    try:
+        stage = driver.allocate_pinned(2 * stage_bytes)
+        try:
+            yield CudaAccess(driver, stream, stage, stage_bytes)
+        finally:
+            driver.wait(stream)
+            driver.free_pinned(stage)
+    finally:
+        driver.close_stream(stream)
+
+
+def open_access(pool: MemoryPool, driver: CudaDriver | None) -> AbstractContextManager[PoolAccess]:
+    """Return a context manager that yields an access to `pool` for one thread. `driver`: the CUDA driver; None for a
     pool in host memory."""
     number = cuda_number(pool.region.device)
-    return HostAccess() if number is None or driver is None else CudaAccess(driver, number)
+    return nullcontext(HostAccess()) if number is None or driver is None else cuda_access(driver, number)
 
 
 def _batches(spans: Spans, most: int) -> list[list[tuple[int, int]]]:

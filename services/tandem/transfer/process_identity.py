@@ -3,29 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 _START_TIME_FIELD = 22
 """Field of /proc/PID/stat, counted from 1 as in proc(5): start time of the process in clock ticks since boot."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessIdentity:
-    """Identify a process, also after its pid was given to another process.
-
-    `host`: text that is equal only for processes that can address each other by pid (`host_identity`). `pid`: process
-    id. `start_ticks`: start time of the process in clock ticks since boot.
-    """
-
-    host: str
-    pid: int
-    start_ticks: int
-
-
-def this_process() -> ProcessIdentity:
-    pid = os.getpid()
-    return ProcessIdentity(host_identity(), pid, start_ticks(pid))
 
 
 def host_identity() -> str:

@@ -3,56 +3,44 @@
 from __future__ import annotations
 
 import ctypes
-import json
+import os
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import count
+from typing import Annotated
+
+import msgspec
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.engine.transfer_messages import TransportPeer, TransportRank
-from tandem.transfer.interface import BlockCopy, PeerError, ReadState
+from tandem.transfer.interface import BlockCopy, PeerError, PostedRead, ReadState
 from tandem.transfer.memory_pool import MemoryPool
-from tandem.transfer.peer_layout import RankShare, check_copies, check_peer, shares_of
-from tandem.transfer.process_identity import ProcessIdentity, start_ticks, this_process
+from tandem.transfer.peer_layout import RankShare, check_copies, check_peer, decode_metadata, shares_of
+from tandem.transfer.process_identity import host_identity, start_ticks
 from tandem.transfer.process_memory import MAX_SPANS, CopySpan, ProcessMemory
 
 NONCE_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """The process of a peer's transport, and the address of the nonce that proves that it is still that transport."""
+class _Target(msgspec.Struct, frozen=True, array_like=True):
+    """The process of a peer's transport, and the address of the nonce that proves that it is still that transport.
 
-    process: ProcessIdentity
-    nonce_address: int
-    nonce: bytes
+    `host`: text that is equal only for processes that can address each other by pid (`host_identity`). `start_ticks`:
+    start time of the process `pid`, which shows whether the pid was given to another process. `nonce`: as hex digits.
+    """
 
-    def to_bytes(self) -> bytes:
-        process = self.process
-        fields = (process.host, process.pid, process.start_ticks, self.nonce_address, self.nonce.hex())
-        return json.dumps(fields).encode()
-
-    @classmethod
-    def from_bytes(cls, metadata: bytes) -> _Target:
-        """Decode the metadata of a peer. Raises ValueError when it is not that of a local transport."""
-        try:
-            host, pid, ticks, address, nonce = json.loads(metadata)
-            target = cls(ProcessIdentity(str(host), int(pid), int(ticks)), int(address), bytes.fromhex(nonce))
-        except (TypeError, OverflowError, RecursionError) as error:
-            raise ValueError(str(error)) from None
-        if len(target.nonce) != NONCE_BYTES or target.process.pid < 1 or target.nonce_address < 1:
-            raise ValueError("a field is out of range")
-        return target
+    host: str
+    pid: Annotated[int, msgspec.Meta(ge=1)]
+    start_ticks: int
+    nonce_address: Annotated[int, msgspec.Meta(ge=1)]
+    nonce: Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * NONCE_BYTES}}}$")]
 
 
-@dataclass(frozen=True, slots=True)
-class _Link:
-    """A connected peer, with the share of our blocks that each of its ranks holds and the process of that rank."""
+class _EndedRead:
+    """A read that is over, as each is when it has been posted."""
 
-    peer: TransportPeer
-    sources: tuple[tuple[RankShare, _Target], ...]
+    def poll(self) -> ReadState:
+        return ReadState.DONE
 
 
 class ProcessVmTransport:
@@ -72,9 +60,11 @@ class ProcessVmTransport:
                 f"the local transport reads cpu memory, not {pool.region.device}: set transfer.backend to auto",
                 param="transfer.backend",
             )
+        self._nonce = ctypes.create_string_buffer(secrets.token_bytes(NONCE_BYTES), NONCE_BYTES)
+        nonce_address, pid = ctypes.addressof(self._nonce), os.getpid()
         try:
             self._memory = ProcessMemory()
-            process = this_process()
+            self._own = _Target(host_identity(), pid, start_ticks(pid), nonce_address, self._nonce.raw.hex())
         except OSError as error:
             raise TandemError(
                 ErrorKind.UNSUPPORTED,
@@ -85,51 +75,41 @@ class ProcessVmTransport:
         self.pool = pool
         self._block_bytes = pool.region.block_bytes
         self._agent = agent
-        self._nonce = ctypes.create_string_buffer(secrets.token_bytes(NONCE_BYTES), NONCE_BYTES)
         self._seen = ctypes.create_string_buffer(2 * NONCE_BYTES)
-        self._own = _Target(process, ctypes.addressof(self._nonce), self._nonce.raw)
-        self._links: dict[tuple[WorkerId, Incarnation], _Link] = {}
-        self._handles = count(1)
-        self._done: set[int] = set()
+        # Of each connected peer: the share of our blocks that each of its ranks holds, and the process of that rank.
+        self._sources: dict[tuple[WorkerId, Incarnation], list[tuple[RankShare, _Target]]] = {}
 
     def __repr__(self) -> str:
-        return f"ProcessVmTransport({self._agent}, peers={[str(link.peer.worker) for link in self._links.values()]})"
+        return f"ProcessVmTransport({self._agent}, peers={[worker for worker, _ in self._sources]})"
 
     def describe(self, worker: WorkerRef) -> TransportPeer:
         """Return what other workers need to read this rank's pool: the agent's name, the process, the nonce and the
         memory region. `worker`: identity of this worker, which the description contains. The result is constant, so any
         thread may call this."""
-        rank = TransportRank(self._agent, self._own.to_bytes(), self.pool.region)
+        rank = TransportRank(self._agent, msgspec.json.encode(self._own), self.pool.region)
         return TransportPeer(worker, self.pool.layout, (rank,))
 
     def connect(self, peer: TransportPeer) -> None:
         check_peer(self.pool, peer)
-        for link in list(self._links.values()):
-            if link.peer.worker.id == peer.worker.id:
-                self.disconnect(link.peer)
-        link = _Link(peer, tuple((share, self._target(peer, share.rank)) for share in shares_of(self.pool, peer)))
-        for _, target in link.sources:
+        sources = [(share, self._target(peer, share.rank)) for share in shares_of(self.pool, peer)]
+        for _, target in sources:
             self._read(peer, target, [])
-        self._links[peer.life] = link
+        self._sources[peer.life] = sources
 
     def disconnect(self, peer: TransportPeer) -> bool:
         """Forget the peer, if it is connected. Always returns True, because no read goes on after `post_read` has
         returned."""
-        self._links.pop(peer.life, None)
+        self._sources.pop(peer.life, None)
         return True
 
-    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
-        link = self._links.get(peer.life)
-        if link is None:
+    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> PostedRead:
+        sources = self._sources.get(peer.life)
+        if sources is None:
             raise PeerError(f"{peer.worker} is not connected")
         check_copies(self.pool, peer, copies)
-        for share, target in link.sources:
+        for share, target in sources:
             self._read(peer, target, list(self._spans(share, copies)))
-        return self._finished_handle()
-
-    def poll(self, handle: int) -> ReadState:
-        self._done.remove(handle)
-        return ReadState.DONE
+        return _EndedRead()
 
     def progress(self) -> None:
         """Do nothing: peers read this worker's memory without its help."""
@@ -137,39 +117,29 @@ class ProcessVmTransport:
     def enter_thread(self) -> None:
         """Do nothing: any thread may read host memory."""
 
-    def post_self_test(self) -> int:
-        me = self._own.process
-        self._probe(f"process {me.pid} (itself)", self._own, [])
-        return self._finished_handle()
+    def post_self_test(self) -> PostedRead:
+        self._probe(f"process {self._own.pid} (itself)", self._own, [])
+        return _EndedRead()
 
     def close(self) -> None:
         """Disconnect all peers and clear the nonce, so that other workers' reads of this one fail even while its
         process lives."""
-        self._links.clear()
+        self._sources.clear()
         ctypes.memset(self._nonce, 0, NONCE_BYTES)
-
-    def _finished_handle(self) -> int:
-        handle = next(self._handles)
-        self._done.add(handle)
-        return handle
 
     def _target(self, peer: TransportPeer, rank: TransportRank) -> _Target:
         """Return the process that a rank's metadata names. Raises PeerError unless that process is still running."""
-        try:
-            target = _Target.from_bytes(rank.metadata)
-        except ValueError as error:
-            raise PeerError(f"{peer.worker} is no local transport: {error}") from None
-        process = target.process
-        if process.host != self._own.process.host:
+        target = decode_metadata(peer, rank, _Target, "local")
+        if target.host != self._own.host:
             raise PeerError(f"{peer.worker} is not on this host: set transfer.backend to auto")
         try:
-            alive = start_ticks(process.pid) == process.start_ticks
+            alive = start_ticks(target.pid) == target.start_ticks
         except ProcessLookupError:
             alive = False
         except OSError as error:  # for example where /proc hides processes of other users
             raise PeerError(f"{peer.worker}: {error}") from None
         if not alive:
-            raise PeerError(f"{peer.worker} is gone: pid {process.pid} is another process or none")
+            raise PeerError(f"{peer.worker} is gone: pid {target.pid} is another process or none")
         return target
 
     def _spans(self, share: RankShare, copies: Sequence[BlockCopy]) -> Iterator[CopySpan]:
@@ -201,9 +171,9 @@ class ProcessVmTransport:
         before = CopySpan(target.nonce_address, seen, NONCE_BYTES)
         after = CopySpan(target.nonce_address, seen + NONCE_BYTES, NONCE_BYTES)
         try:
-            self._memory.read(target.process.pid, [before, *spans, after])
+            self._memory.read(target.pid, [before, *spans, after])
         except ProcessLookupError:
-            raise PeerError(f"{name} is gone: no process {target.process.pid}") from None
+            raise PeerError(f"{name} is gone: no process {target.pid}") from None
         except PermissionError:
             raise PeerError(
                 f"{name} may not be read: workers on one host must run as one user, "
@@ -211,5 +181,5 @@ class ProcessVmTransport:
             ) from None
         except OSError as error:
             raise PeerError(f"{name} is gone: {error}") from None
-        if self._seen.raw != target.nonce * 2:
+        if self._seen.raw != bytes.fromhex(target.nonce) * 2:
             raise PeerError(f"{name} is gone: another incarnation uses its memory")

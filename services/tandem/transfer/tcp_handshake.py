@@ -24,14 +24,6 @@ _CHALLENGE_BYTES, _MAC_BYTES = 16, 32
 _READER, _SOURCE = b"tandem kv reader\0", b"tandem kv source\0"
 
 
-def _no_secrets() -> Sequence[bytes]:
-    return ()
-
-
-def _in_the_clear(connection: socket.socket) -> socket.socket:
-    return connection
-
-
 @dataclass(frozen=True, slots=True)
 class ConnectionSecurity:
     """Hold the functions that protect the TCP connections between the programs of a cluster; the default values protect
@@ -43,9 +35,9 @@ class ConnectionSecurity:
     return the same socket. `start_tls` then makes the TLS handshake. Any thread may call the three functions.
     """
 
-    secrets: Callable[[], Sequence[bytes]] = _no_secrets
-    accept: Callable[[socket.socket], socket.socket] = _in_the_clear
-    connect: Callable[[socket.socket], socket.socket] = _in_the_clear
+    secrets: Callable[[], Sequence[bytes]] = lambda: ()
+    accept: Callable[[socket.socket], socket.socket] = lambda connection: connection
+    connect: Callable[[socket.socket], socket.socket] = lambda connection: connection
 
 
 def start_tls(connection: socket.socket) -> None:

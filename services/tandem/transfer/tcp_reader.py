@@ -5,16 +5,19 @@ from __future__ import annotations
 import queue
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
 
 from tandem.core.errors import TandemError
 from tandem.transfer.connection_server import SILENT_S, tune
+from tandem.transfer.interface import ReadState
 from tandem.transfer.pool_access import PoolAccess
 from tandem.transfer.socket_memory import shut
-from tandem.transfer.tcp_handshake import ConnectionSecurity, greet_source, start_tls
+from tandem.transfer.tcp_handshake import NONCE_BYTES, ConnectionSecurity, greet_source, start_tls
 
 if TYPE_CHECKING:
     from tandem.transfer.socket_memory import Spans
@@ -26,46 +29,34 @@ _AHEAD_BYTES = 16 << 10
 buffers, so that the source need not read them while it still sends."""
 
 
-class SourceAddress(NamedTuple):
-    host: str
-    port: int
-    nonce: bytes
+class SourceAddress(msgspec.Struct, frozen=True, array_like=True):
+    """Hold what a reader needs to connect to a source. `nonce`: the source's nonce, as hex digits."""
+
+    host: Annotated[str, msgspec.Meta(min_length=1)]
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    nonce: Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * NONCE_BYTES}}}$")]
 
 
-class TcpRead:
-    """Count the open pieces of one read, and record whether one has failed. `add` and `end` may be called by any
-    thread."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num_open = 0
-        self._has_failed = False
-
-    def add(self) -> None:
-        with self._lock:
-            self._num_open += 1
-
-    def end(self, *, failed: bool) -> None:
-        with self._lock:
-            self._num_open -= 1
-            self._has_failed |= failed
-
-    @property
-    def outcome(self) -> bool | None:
-        """Return None while a piece of the read is open, True when all bytes have arrived, and False when a piece has
-        failed. Once the result is not None, nothing is written to local memory any more."""
-        with self._lock:
-            return None if self._num_open else not self._has_failed
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class TcpPiece:
-    """Describe the part of `read` that one connection carries out. `request`: the bytes to send to the source. `spans`:
-    the local memory that receives the answer."""
+    """Hold the part of a read that one connection carries out. `request`: the bytes to send to the source. `spans`: the
+    local memory that receives the answer. `state`: set by the connection's thread when it writes to `spans` no more."""
 
-    read: TcpRead
     request: bytes
     spans: Spans
+    state: ReadState = ReadState.PENDING
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.spans[:, 1].sum())
+
+
+def state_of(pieces: Sequence[TcpPiece]) -> ReadState:
+    """Return the state of a read that consists of `pieces`: PENDING while one of them is open."""
+    states = {piece.state for piece in pieces}
+    if ReadState.PENDING in states:
+        return ReadState.PENDING
+    return ReadState.FAILED if ReadState.FAILED in states else ReadState.DONE
 
 
 class TcpLink:
@@ -82,7 +73,7 @@ class TcpLink:
         address: SourceAddress,
         num_connections: int,
         security: ConnectionSecurity,
-        open_access: Callable[[], PoolAccess],
+        open_access: Callable[[], AbstractContextManager[PoolAccess]],
     ) -> None:
         self.problem = ""
         self._changed = threading.Condition()
@@ -120,12 +111,11 @@ class TcpLink:
         with self._changed:
             return self._changed.wait_for(lambda: not any(each.is_writing for each in self._connections), timeout_s)
 
-    def join(self, timeout_s: float) -> bool:
-        """Wait until the link's threads have ended, up to `timeout_s` seconds for each, and return whether all have."""
-        threads = [connection.thread for connection in self._connections if connection.thread.ident is not None]
-        for thread in threads:
-            thread.join(timeout_s)
-        return not any(thread.is_alive() for thread in threads)
+    def join(self, timeout_s: float) -> None:
+        """Wait until the link's threads have ended, up to `timeout_s` seconds for each."""
+        for connection in self._connections:
+            if connection.thread.ident is not None:
+                connection.thread.join(timeout_s)
 
     def _fail(self, problem: str) -> None:
         with self._changed:
@@ -135,44 +125,41 @@ class TcpLink:
             self._changed.notify_all()
 
 
+@dataclass(slots=True, eq=False)
 class _ReaderConnection:
     """Send the requests of posted pieces over one connection of a link, and receive the answers, on a thread.
 
     `is_open`: the handshake has succeeded. `is_writing`: the thread may write to the pool. `num_waiting_bytes`: bytes
-    of the pieces that have not ended. `changed`: guards these; it is notified when one of the first two changes."""
+    of the pieces that have not ended. `changed`: guards these; it is notified when one of the first two changes.
+    `fail`: called with the reason when the connection has ended."""
 
-    def __init__(
-        self,
-        address: SourceAddress,
-        security: ConnectionSecurity,
-        open_access: Callable[[], PoolAccess],
-        changed: threading.Condition,
-        fail: Callable[[str], None],
-    ) -> None:
-        self.is_open = self.is_writing = False
-        self.num_waiting_bytes = 0
+    address: SourceAddress
+    security: ConnectionSecurity
+    open_access: Callable[[], AbstractContextManager[PoolAccess]]
+    changed: threading.Condition
+    fail: Callable[[str], None]
+    is_open: bool = False
+    is_writing: bool = False
+    num_waiting_bytes: int = 0
+    thread: threading.Thread = field(init=False)
+    _pieces: queue.SimpleQueue[TcpPiece | None] = field(init=False, default_factory=queue.SimpleQueue)
+    _socket: socket.socket | None = field(init=False, default=None)
+    _is_aborted: bool = field(init=False, default=False)
+
+    def __post_init__(self) -> None:
         self.thread = threading.Thread(target=self._run, name="tandem-kv-receive", daemon=True)
-        self._address = address
-        self._security = security
-        self._open_access = open_access
-        self._changed = changed
-        self._fail = fail
-        self._pieces: queue.SimpleQueue[TcpPiece | None] = queue.SimpleQueue()
-        self._socket: socket.socket | None = None
-        self._is_aborted = False
 
     def post(self, piece: TcpPiece) -> None:
-        piece.read.add()
-        with self._changed:
-            if not self._is_aborted:
-                self.num_waiting_bytes += int(piece.spans[:, 1].sum())
+        with self.changed:
+            if self._is_aborted:
+                piece.state = ReadState.FAILED
+            else:
+                self.num_waiting_bytes += piece.num_bytes
                 self._pieces.put(piece)
-                return
-        piece.read.end(failed=True)
 
     def has_ended(self) -> bool:
         """Return whether the source has ended this connection while nothing is read."""
-        with self._changed:
+        with self.changed:
             if not self.is_open or self.num_waiting_bytes or self._socket is None:
                 return False
             try:
@@ -193,46 +180,45 @@ class _ReaderConnection:
     def _run(self) -> None:
         batch: list[TcpPiece] = []
         try:
-            with self._open_access() as access, self._connected() as connection:
+            with self.open_access() as access, self._connected() as connection:
                 while self._take(batch):
                     connection.sendall(b"".join(piece.request for piece in batch))
                     while batch:
                         self._receive(connection, access, batch[0])
-                        self._end(batch.pop(0), failed=False)
+                        self._end(batch.pop(0), ReadState.DONE)
         except OSError as error:
-            self._fail(error.strerror or str(error))
+            self.fail(error.strerror or str(error))
         except TandemError as error:
-            self._fail(error.message)
+            self.fail(error.message)
         finally:
-            self._fail("its thread has ended")  # a defect is reported by the thread's exception hook
+            self.fail("its thread has ended")  # a defect is reported by the thread's exception hook
             with suppress(queue.Empty):
                 while True:
                     if (piece := self._pieces.get_nowait()) is not None:
                         batch.append(piece)
             for piece in batch:
-                self._end(piece, failed=True)
+                self._end(piece, ReadState.FAILED)
 
     @contextmanager
     def _connected(self) -> Iterator[socket.socket]:
         """Connect, and yield the connection until the end of the block. Raises OSError where that fails."""
-        host, port, nonce = self._address
-        connection = socket.create_connection((host, port), CONNECT_S)
+        connection = socket.create_connection((self.address.host, self.address.port), CONNECT_S)
         try:
             tune(connection, SILENT_S)
-            connection = self._security.connect(connection)
-            with self._changed:
+            connection = self.security.connect(connection)
+            with self.changed:
                 self._socket = connection
                 if self._is_aborted:
                     raise ConnectionAbortedError("it was disconnected")
             start_tls(connection)
-            greet_source(connection, nonce, self._security.secrets())
+            greet_source(connection, bytes.fromhex(self.address.nonce), self.security.secrets())
             connection.settimeout(None)
-            with self._changed:
+            with self.changed:
                 self.is_open = True
-                self._changed.notify_all()
+                self.changed.notify_all()
             yield connection
         finally:
-            with self._changed:  # not while `abort` uses it
+            with self.changed:  # not while `abort` uses it
                 self._socket = None
                 connection.close()
 
@@ -253,18 +239,18 @@ class _ReaderConnection:
         return False
 
     def _receive(self, connection: socket.socket, access: PoolAccess, piece: TcpPiece) -> None:
-        with self._changed:
+        with self.changed:
             if self._is_aborted:
                 raise ConnectionAbortedError("it was disconnected")
             self.is_writing = True
         try:
             access.receive(connection, piece.spans)
         finally:
-            with self._changed:
+            with self.changed:
                 self.is_writing = False
-                self._changed.notify_all()
+                self.changed.notify_all()
 
-    def _end(self, piece: TcpPiece, *, failed: bool) -> None:
-        with self._changed:
-            self.num_waiting_bytes -= int(piece.spans[:, 1].sum())
-        piece.read.end(failed=failed)
+    def _end(self, piece: TcpPiece, state: ReadState) -> None:
+        with self.changed:
+            self.num_waiting_bytes -= piece.num_bytes
+        piece.state = state

@@ -87,10 +87,9 @@ class TcpSource:
         self.port: int = listener.getsockname()[1]
         self._server = ConnectionServer(listener, "kv-send", self._serve, Proof(self.nonce, security, STALLED_S))
 
-    def close(self, timeout_s: float) -> bool:
-        """End all connections, wait up to `timeout_s` seconds for each thread, and return whether all threads have
-        ended."""
-        return self._server.close(timeout_s)
+    def close(self, timeout_s: float) -> None:
+        """End all connections, and wait up to `timeout_s` seconds for the end of each thread."""
+        self._server.close(timeout_s)
 
     def _serve(self, connection: socket.socket) -> None:
         try:

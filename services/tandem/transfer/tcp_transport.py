@@ -6,25 +6,26 @@ polls. Here both sides move bytes on threads of their own, and the end of a conn
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
-from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.engine.transfer_messages import TransportPeer, TransportRank
 from tandem.transfer.cuda_driver import CudaDriver
-from tandem.transfer.interface import BlockCopy, PeerError, ReadState
+from tandem.transfer.interface import BlockCopy, PeerError, PostedRead, ReadState
 from tandem.transfer.memory_pool import MemoryPool, cuda_number
-from tandem.transfer.peer_layout import RankShare, check_copies, check_peer, shares_of
+from tandem.transfer.peer_layout import RankShare, check_copies, check_peer, decode_metadata, shares_of
 from tandem.transfer.pool_access import HostAccess, open_access
 from tandem.transfer.socket_memory import block_spans, span
-from tandem.transfer.tcp_handshake import NONCE_BYTES, ConnectionSecurity
-from tandem.transfer.tcp_reader import SourceAddress, TcpLink, TcpPiece, TcpRead
+from tandem.transfer.tcp_handshake import ConnectionSecurity
+from tandem.transfer.tcp_reader import SourceAddress, TcpLink, TcpPiece, state_of
 from tandem.transfer.tcp_source import MAX_RUNS, TEST_BYTES, TcpSource, request_blocks, request_test
 
 if TYPE_CHECKING:
@@ -44,14 +45,13 @@ _MIN_PIECE_BYTES = 1 << 20
 """A read is split over several connections only where each of them gets at least this many bytes."""
 
 
+@dataclass(slots=True, eq=False)
 class _Peer:
     """A connected peer: its description, and the link to each of its ranks that holds some of this rank's KV heads."""
 
-    def __init__(self, peer: TransportPeer, links: list[tuple[RankShare, TcpLink]]) -> None:
-        self.peer = peer
-        self.links = links
-        self.handles: set[int] = set()  # of reads that were not polled to their end
-        self.is_leaving = False
+    peer: TransportPeer
+    links: list[tuple[RankShare, TcpLink]]
+    is_leaving: bool = False
 
     @property
     def problem(self) -> str:
@@ -62,11 +62,37 @@ class _Peer:
         return all(have_ended)
 
 
-class _Posted(NamedTuple):
-    """A read, and the peer that it reads from; None for a self-test."""
+@dataclass(frozen=True, slots=True, eq=False)
+class _BlockRead:
+    """A read of a peer's blocks."""
 
-    read: TcpRead
-    peer: _Peer | None
+    peer: _Peer
+    pieces: list[TcpPiece]
+
+    def poll(self) -> ReadState:
+        state = state_of(self.pieces)
+        if state is ReadState.FAILED:
+            _log.warning("a read of %s has failed: %s", self.peer.peer.worker, self.peer.problem)
+        return state
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _SelfTest:
+    """A read of the test bytes of the own source, which must be `expected`, over a link of its own into `received`."""
+
+    link: TcpLink
+    received: npt.NDArray[np.uint8]
+    expected: bytes
+    piece: TcpPiece
+
+    def poll(self) -> ReadState:
+        """Return the state of the self-test. Raises PeerError with what is wrong with the connection to itself."""
+        state = self.piece.state
+        if state is not ReadState.PENDING and self.link.problem:
+            raise PeerError(f"the transport cannot read its own memory: {self.link.problem}")
+        if state is ReadState.DONE and self.received.tobytes() != self.expected:
+            return ReadState.FAILED
+        return state
 
 
 class TcpTransport:
@@ -97,10 +123,8 @@ class TcpTransport:
             message = f"the TCP transport cannot listen on {host}: {error}"
             raise TandemError(ErrorKind.UNSUPPORTED, message, param="worker.host") from error
         self._peers: dict[tuple[WorkerId, Incarnation], _Peer] = {}
-        self._handles = count(1)
-        self._reads: dict[int, _Posted] = {}
         self._host = host
-        self._test: tuple[TcpLink, npt.NDArray[np.uint8]] | None = None
+        self._test: _SelfTest | None = None
 
     def __repr__(self) -> str:
         return f"TcpTransport({self._agent}, peers={[str(each.peer.worker) for each in self._peers.values()]})"
@@ -109,21 +133,15 @@ class TcpTransport:
         """Return what other workers need to read this rank's pool: the agent's name, the memory region, and how to
         connect (host of the address of `worker`, which is this worker; port; nonce). Any thread may call this."""
         host = worker.address.rpartition(":")[0].strip("[]")
-        metadata = json.dumps((host, self._source.port, self._source.nonce.hex())).encode()
+        metadata = msgspec.json.encode(self._own_address(host))
         return TransportPeer(worker, self.pool.layout, (TransportRank(self._agent, metadata, self.pool.region),))
 
     def connect(self, peer: TransportPeer) -> None:
         check_peer(self.pool, peer)
-        known = self._peers.get(peer.life)
-        if known is not None and known.peer == peer and not known.is_leaving and not known.problem:
-            return
-        for other in list(self._peers.values()):
-            if other.peer.worker.id == peer.worker.id:
-                self.disconnect(other.peer)
         if peer.life in self._peers:
             raise PeerError(f"a read of {peer.worker} from before its teardown is still not proven to have ended")
         shares = shares_of(self.pool, peer)
-        addresses = [_address(peer, share.rank) for share in shares]
+        addresses = [decode_metadata(peer, share.rank, SourceAddress, "TCP") for share in shares]
         links = [(share, self._link(address)) for share, address in zip(shares, addresses, strict=True)]
         connected = _Peer(peer, links)
         for _, link in links:
@@ -140,12 +158,10 @@ class TcpTransport:
         known.is_leaving = True
         if not known.end(_END_WAIT_S):
             return False
-        for handle in known.handles:
-            del self._reads[handle]
         del self._peers[peer.life]
         return True
 
-    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
+    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> PostedRead:
         known = self._peers.get(peer.life)
         if known is None or known.is_leaving:
             raise PeerError(f"{peer.worker} is not connected")
@@ -155,37 +171,24 @@ class TcpTransport:
         if known.problem:
             raise PeerError(f"{peer.worker} is gone: {known.problem}")
         blocks = np.array([(copy.remote, copy.local) for copy in copies], np.int64)
-        read = TcpRead()
+        read = _BlockRead(known, [])
         for share, link in known.links:
-            for piece in self._pieces(share, read, blocks):
+            for piece in self._pieces(share, blocks):
+                read.pieces.append(piece)
                 link.post(piece)
-        handle = self._new_handle(_Posted(read, known))
-        known.handles.add(handle)
-        return handle
+        return read
 
-    def poll(self, handle: int) -> ReadState:
-        read, peer = self._reads[handle]
-        outcome = read.outcome
-        if outcome is None:
-            return ReadState.PENDING
-        del self._reads[handle]
-        if peer is None:
-            return self._judge_self_test(has_arrived=outcome)
-        peer.handles.discard(handle)
-        if not outcome:
-            _log.warning("a read of %s has failed: %s", peer.peer.worker, peer.problem)
-        return ReadState.DONE if outcome else ReadState.FAILED
-
-    def post_self_test(self) -> int:
+    def post_self_test(self) -> PostedRead:
         if self._test is not None:
-            self._test[0].end(_END_WAIT_S)
+            self._test.link.end(_END_WAIT_S)
         # A new connection, because a source that accepts none any more must not pass.
-        address = SourceAddress(_reachable(self._host), self._source.port, self._source.nonce)
-        link, received = TcpLink(address, 1, self._security, HostAccess), np.zeros(TEST_BYTES, np.uint8)
-        self._test = link, received
-        read = TcpRead()
-        link.post(TcpPiece(read, request_test(), span(received.ctypes.data, TEST_BYTES)))
-        return self._new_handle(_Posted(read, None))
+        address = self._own_address(_reachable(self._host))
+        link = TcpLink(address, 1, self._security, lambda: nullcontext(HostAccess()))
+        received = np.zeros(TEST_BYTES, np.uint8)
+        piece = TcpPiece(request_test(), span(received.ctypes.data, TEST_BYTES))
+        link.post(piece)
+        self._test = _SelfTest(link, received, self._source.test_bytes, piece)
+        return self._test
 
     def progress(self) -> None:
         """Do nothing: threads of this transport answer peers."""
@@ -197,7 +200,7 @@ class TcpTransport:
         """End all connections, and wait a few seconds for their threads. Raises PeerError when a thread may still write
         to the pool."""
         links = [link for each in self._peers.values() for _, link in each.links]
-        links += [self._test[0]] if self._test is not None else []
+        links += [self._test.link] if self._test is not None else []
         have_ended = [link.end(_CLOSE_S) for link in links]
         self._source.close(_CLOSE_S)
         for link in links:
@@ -206,23 +209,13 @@ class TcpTransport:
         if not all(have_ended):
             raise PeerError(f"a thread of {self._agent} is still running: its reads may go on")
 
-    def _judge_self_test(self, *, has_arrived: bool) -> ReadState:
-        """Return the state of an ended self-test. Raises PeerError with what is wrong with the connection to itself."""
-        assert self._test is not None
-        link, received = self._test
-        if link.problem:
-            raise PeerError(f"the transport cannot read its own memory: {link.problem}")
-        return ReadState.DONE if has_arrived and received.tobytes() == self._source.test_bytes else ReadState.FAILED
+    def _own_address(self, host: str) -> SourceAddress:
+        return SourceAddress(host, self._source.port, self._source.nonce.hex())
 
     def _link(self, address: SourceAddress) -> TcpLink:
         return TcpLink(address, self._num_connections, self._security, partial(open_access, self.pool, self._driver))
 
-    def _new_handle(self, read: _Posted) -> int:
-        handle = next(self._handles)
-        self._reads[handle] = read
-        return handle
-
-    def _pieces(self, share: RankShare, read: TcpRead, blocks: npt.NDArray[np.int64]) -> Iterator[TcpPiece]:
+    def _pieces(self, share: RankShare, blocks: npt.NDArray[np.int64]) -> Iterator[TcpPiece]:
         """Yield the pieces of a read from one rank. `blocks`: remote and local block of each copy."""
         most = max(1, _MIN_PIECE_BYTES // share.num_bytes, -(-len(blocks) // self._num_connections))
         region = self.pool.region
@@ -236,20 +229,7 @@ class TcpTransport:
                 request = request_blocks(runs, share.remote_offset, share.num_bytes)
                 ours = local[begin[0] : end[-1]]
                 spans = block_spans(region.address, region.block_bytes, ours, share.local_offset, share.num_bytes)
-                yield TcpPiece(read, request, spans)
-
-
-def _address(peer: TransportPeer, rank: TransportRank) -> SourceAddress:
-    """Decode a rank's metadata to the address of its source. Raises PeerError where the metadata is not that of a TCP
-    transport."""
-    try:
-        host, port, nonce = json.loads(rank.metadata)
-        address = SourceAddress(str(host), int(port), bytes.fromhex(nonce))
-        if not address.host or not 0 < address.port < 1 << 16 or len(address.nonce) != NONCE_BYTES:
-            raise ValueError("a field is out of range")
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise PeerError(f"{peer.worker} is no TCP transport: {error}") from None
-    return address
+                yield TcpPiece(request, spans)
 
 
 def _reachable(host: str) -> str:

@@ -32,7 +32,7 @@ from tandem.engine.transfer_messages import (
     TransferStopped,
     TransportPeer,
 )
-from tandem.transfer.interface import BlockCopy, PeerError, ReadState, Transport
+from tandem.transfer.interface import BlockCopy, PeerError, PostedRead, ReadState, Transport
 from tandem.transfer.peer_layout import CopyRefused
 
 MAX_OPEN_PARTS = 2
@@ -65,9 +65,9 @@ class ReadTask:
     """Track the progress of one read of `peer`, which is split into parts. Only the transfer engine changes it.
 
     `read`: the request. `block_bytes`: bytes that are read of each block. `started`: time of acceptance by the engine's
-    clock, in seconds. `waiting`: parts to be posted. `open`: posted parts by handle of the transport. `num_checking`:
-    received parts whose digests are being checked. `failure`: kind and reason of the first failure; after it no part is
-    posted any more, but open parts and checks are awaited.
+    clock, in seconds. `waiting`: parts to be posted. `open`: posted parts, by the read that the transport has begun for
+    each. `num_checking`: received parts whose digests are being checked. `failure`: kind and reason of the first
+    failure; after it no part is posted any more, but open parts and checks are awaited.
 
     Copies are read in the order of the remote block ids, so that adjacent blocks can be merged. Their order in the
     prompt is another one, because a pool hands out the block that was freed last before the others.
@@ -78,7 +78,7 @@ class ReadTask:
     block_bytes: int
     started: float
     waiting: deque[ReadPart]
-    open: dict[int, ReadPart] = field(default_factory=dict)
+    open: dict[PostedRead, ReadPart] = field(default_factory=dict)
     num_checking: int = 0
     failure: tuple[FailureKind, str] | None = None
     _sequence: Sequence[int] = field(init=False)
@@ -242,16 +242,13 @@ class TransferEngine:
 
     The owner passes commands to `accept`, calls `turn` in a loop, and forwards the events that `turn` returns. One call
     of `turn` posts at most one part of a read and checks at most one, because either may take as long as a copy of the
-    part's bytes, during which peers that read from this worker are not answered. `max_post_bytes`: most bytes of one
-    part. `is_helped`: a helper thread works on `checks` too, so `turn` checks only when there is nothing to read.
+    part's bytes, during which peers that read from this worker are not answered. While there is something to read, it
+    leaves the checks to a helper thread, the body of which is `checks.help`. `max_post_bytes`: most bytes of one part.
     """
 
-    def __init__(
-        self, transport: Transport, digest: Digest, clock: Clock, max_post_bytes: int, *, is_helped: bool = False
-    ) -> None:
+    def __init__(self, transport: Transport, digest: Digest, clock: Clock, max_post_bytes: int) -> None:
         self.checks = DigestChecks(digest, transport.pool.heads)
         self._transport = transport
-        self._is_helped = is_helped
         self._clock = clock
         self._max_post_bytes = max_post_bytes
         self._peers: dict[Life, TransportPeer] = {}
@@ -260,8 +257,8 @@ class TransferEngine:
         self._tasks: dict[int, ReadTask] = {}
         self._post_queue: deque[int] = deque()
         self._arrived: deque[Check] = deque()
-        # Handle and start of the self-test that is running.
-        self._test: tuple[int, float] | None = None
+        # The read and the start of the self-test that is running.
+        self._test: tuple[PostedRead, float] | None = None
         self._leases_open = False
         self._events: list[Event] = []
 
@@ -391,31 +388,31 @@ class TransferEngine:
     def _post(self, task: ReadTask, part: ReadPart) -> None:
         peer = task.peer
         try:
-            handle = self._transport.post_read(peer, task.copies(part))
+            posted = self._transport.post_read(peer, task.copies(part))
         except CopyRefused as error:
             task.fail(FailureKind.REFUSED, str(error))
         except PeerError as error:
             # Some transfers of this part may be open; `disconnect` returns whether all have ended.
             self._disconnect_peer(peer, FailureKind.PEER, str(error), failed_post=task.read.read)
         else:
-            task.open[handle] = part
+            task.open[posted] = part
 
     def _poll_open(self) -> None:
         for id, task in list(self._tasks.items()):
-            for handle, part in list(task.open.items()):
+            for posted, part in list(task.open.items()):
                 if id in self._tasks:
-                    self._poll(task, handle, part)
+                    self._poll(task, posted, part)
 
-    def _poll(self, task: ReadTask, handle: int, part: ReadPart) -> None:
+    def _poll(self, task: ReadTask, posted: PostedRead, part: ReadPart) -> None:
         peer = task.peer
         try:
-            state = self._transport.poll(handle)
+            state = posted.poll()
         except PeerError as error:
             self._disconnect_peer(peer, FailureKind.PEER, str(error))
             return
         if state is ReadState.PENDING:
             return
-        del task.open[handle]
+        del task.open[posted]
         if state is ReadState.FAILED:
             self._disconnect_peer(peer, FailureKind.PEER, f"{peer.worker} is gone: a read of it failed")
         elif task.failure is None and task.read.is_checked:
@@ -427,8 +424,7 @@ class TransferEngine:
 
         Called just before a post: the woken helper needs the interpreter lock, which the post releases.
         """
-        is_reading = any(task.open or task.may_post for task in self._tasks.values())
-        if self._is_helped and is_reading:
+        if any(task.open or task.may_post for task in self._tasks.values()):
             while self._arrived:
                 self.checks.share(self._arrived.popleft())
         elif self._arrived:
@@ -474,7 +470,7 @@ class TransferEngine:
     ) -> None:
         """Disconnect a peer and report all its requests.
 
-        `failed_post`: id of the request whose post failed, which may have left an open transfer without a handle.
+        `failed_post`: id of the request whose post failed, which may have left an open transfer that nothing can poll.
         """
         del self._peers[peer.life]
         proven = self._transport.disconnect(peer)
@@ -511,7 +507,7 @@ class TransferEngine:
         if self._test is None:
             return
         try:
-            state = self._transport.poll(self._test[0])
+            state = self._test[0].poll()
         except PeerError as error:
             self._end_self_test(str(error))
             return

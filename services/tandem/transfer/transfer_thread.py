@@ -57,7 +57,7 @@ class TransferThread(KVTransfer):
         clock: Clock,
         max_post_bytes: int = MAX_POST_BYTES,
     ) -> None:
-        self._engine = TransferEngine(transport, digest, clock, max_post_bytes, is_helped=True)
+        self._engine = TransferEngine(transport, digest, clock, max_post_bytes)
         self._enter_thread = transport.enter_thread
         self._on_event = on_event
         self._inbox: queue.SimpleQueue[Command | _Signal] = queue.SimpleQueue()

@@ -22,7 +22,7 @@ from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.engine.transfer_messages import TransportPeer
 from tandem.kv.layout import KVGroup, KVLayout
 from tandem.transfer.auto_transport import AutoTransport
-from tandem.transfer.interface import ReadState, Transport
+from tandem.transfer.interface import PostedRead, ReadState, Transport
 from tandem.transfer.memory_pool import MemoryPool, agent_name
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.process_vm_transport import ProcessVmTransport
@@ -124,10 +124,10 @@ class Rig:
             time.sleep(0.0005)
         return result
 
-    def settle(self, handle: int, transport: Transport | None = None) -> ReadState:
+    @classmethod
+    def settle(cls, read: PostedRead) -> ReadState:
         """Poll until the read is over. Raises PeerError where `poll` does."""
-        transport = transport or self.transport
-        return self.until(lambda: transport.poll(handle), lambda state: state is not ReadState.PENDING)
+        return cls.until(read.poll, lambda state: state is not ReadState.PENDING)
 
     def reap(self) -> None:
         for peer in self.peers:
@@ -180,6 +180,12 @@ def open_transport(kind: str, name: str, content: Bytes, layout: KVLayout) -> Tr
     pool = memory_pool(content.ctypes.data, len(content), layout, keepalive=content)
     agent = agent_name(WorkerId(name), Incarnation(1))
     return TRANSPORTS[kind](pool, agent)
+
+
+def connect(transport: Transport, peer: TransportPeer) -> None:
+    """Connect a peer that may be connected already, as the transfer engine does: by a teardown before."""
+    transport.disconnect(peer)
+    transport.connect(peer)
 
 
 def layout_of(layers: int) -> KVLayout:

@@ -19,7 +19,7 @@ import torch
 from tandem.core.clock import SystemClock
 from tandem.core.ids import BlockId, Incarnation, WorkerId
 from tandem.engine.transfer_messages import ConnectPeer, Event, FailureKind, PeerLost, ReadDone, ReadFailed
-from tandem.transfer.interface import BlockCopy, ReadState
+from tandem.transfer.interface import BlockCopy, PostedRead, ReadState
 from tandem.transfer.memory_pool import agent_name
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.transfer_engine import TransferEngine
@@ -54,8 +54,8 @@ class ConsumerRank:
     def content(self) -> np.ndarray:
         return self.memory.cpu().numpy().reshape(NUM_BLOCKS, len(self.heads), -1)
 
-    def settle(self, handle: int) -> ReadState:
-        return Rig.until(lambda: self.transport.poll(handle), lambda state: state is not ReadState.PENDING)
+    def settle(self, read: PostedRead) -> ReadState:
+        return Rig.until(read.poll, lambda state: state is not ReadState.PENDING)
 
 
 def copies() -> list[BlockCopy]:
@@ -94,8 +94,8 @@ def test_a_neighbour_in_the_same_process_is_read() -> None:
     torch.cuda.synchronize()
     peer = producer.transport.describe(reference("gpu-neighbour"))
     consumer.transport.connect(peer)
-    handle = consumer.transport.post_read(peer, [BlockCopy(BlockId(7), BlockId(3))])
-    while (state := consumer.transport.poll(handle)) is ReadState.PENDING:
+    read = consumer.transport.post_read(peer, [BlockCopy(BlockId(7), BlockId(3))])
+    while (state := read.poll()) is ReadState.PENDING:
         producer.transport.progress()
     assert state is ReadState.DONE
     assert bool((consumer.memory[3] == 5).all())

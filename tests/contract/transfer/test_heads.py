@@ -142,11 +142,11 @@ def test_a_rank_that_dies_during_a_read_leaves_no_uncertain_read(world: World) -
     everything = [BlockCopy(BlockId(block), BlockId(block)) for block in range(NUM_BLOCKS)]
     rank.transport.connect(victim)
     first = rank.transport.post_read(victim, everything[:1])
-    assert Rig.until(lambda: rank.transport.poll(first), lambda state: state is not ReadState.PENDING) is ReadState.DONE
+    assert Rig.until(first.poll, lambda state: state is not ReadState.PENDING) is ReadState.DONE
     processes[1].send_signal(signal.SIGSTOP)
-    handle = rank.transport.post_read(victim, everything)
+    read = rank.transport.post_read(victim, everything)
     processes[1].kill()
-    state = Rig.until(lambda: rank.transport.poll(handle), lambda state: state is not ReadState.PENDING)
+    state = Rig.until(read.poll, lambda state: state is not ReadState.PENDING)
     assert state is ReadState.FAILED or np.array_equal(rank.memory, known_content(SEED, NUM_BLOCKS, world.layout)), (
         "what shared memory gave before the end is whole"
     )

@@ -246,7 +246,7 @@ def test_descriptions_of_our_ranks_are_merged_into_one_worker(world: World, cons
     consumer.transfer.send(SetPolling(True))
     (reader,) = world.consumer(1)
     reader.transport.connect(peer)
-    handle = reader.transport.post_read(peer, [BlockCopy(BlockId(3), BlockId(9))])
-    assert Rig.until(lambda: reader.transport.poll(handle), lambda state: state is not ReadState.PENDING)
+    read = reader.transport.post_read(peer, [BlockCopy(BlockId(3), BlockId(9))])
+    assert Rig.until(read.poll, lambda state: state is not ReadState.PENDING)
     assert [set(part.tolist()) for part in np.split(reader.memory[9], 2)] == [{1}, {2}]
     assert reader.transport.disconnect(peer)

@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -36,7 +35,7 @@ from tandem.transfer.tcp_source import request_blocks, request_test
 from tandem.transfer.tcp_transport import TcpTransport
 from tandem.worker.connection_security import connection_security
 from tests.certificates import Authority
-from tests.contract.transfer.conftest import Bytes, Peer, Rig, spawn_peer
+from tests.contract.transfer.conftest import Bytes, Peer, Rig, connect, spawn_peer
 from tests.memory_pools import memory_pool
 
 LAYOUT = KVLayout(4, (KVGroup(1, 2, 8, "float32"),))
@@ -69,11 +68,11 @@ def kv_threads() -> list[str]:
 def outcome(reader: TcpTransport, source: TransportPeer, copies: list[BlockCopy]) -> ReadState | str:
     """Read, and return how the read ended: its state, or the text of the error that no connection could be made."""
     try:
-        reader.connect(source)
-        handle = reader.post_read(source, copies)
+        connect(reader, source)
+        read = reader.post_read(source, copies)
     except PeerError as error:
         return str(error)
-    return Rig.until(lambda: reader.poll(handle), lambda state: state is not ReadState.PENDING)
+    return Rig.until(read.poll, lambda state: state is not ReadState.PENDING)
 
 
 def copies_of(remote: list[int], local: list[int]) -> list[BlockCopy]:
@@ -299,9 +298,9 @@ def test_a_peer_that_does_not_answer_fails_in_the_background(opened: Open) -> No
         metadata = json.dumps((*full.getsockname(), source._source.nonce.hex())).encode()
         far = TransportPeer(ME, LAYOUT, (replace(rank, metadata=metadata),))
         reader.connect(far)
-        handle = reader.post_read(far, ONE)
-        assert reader.poll(handle) is ReadState.PENDING
-        assert reader.disconnect(far) and not reader._reads
+        read = reader.post_read(far, ONE)
+        assert read.poll() is ReadState.PENDING
+        assert reader.disconnect(far)
 
 
 def is_over(state: ReadState) -> bool:
@@ -310,10 +309,10 @@ def is_over(state: ReadState) -> bool:
 
 def test_a_self_test_notices_that_no_connection_is_accepted(opened: Open) -> None:
     source, _ = opened()
-    assert Rig.until(partial(source.poll, source.post_self_test()), is_over) is ReadState.DONE
+    assert Rig.until(source.post_self_test().poll, is_over) is ReadState.DONE
     shut(source._source._server._listener)
     with pytest.raises(PeerError, match="cannot read its own memory"):
-        Rig.until(partial(source.poll, source.post_self_test()), is_over)
+        Rig.until(source.post_self_test().poll, is_over)
 
 
 @pytest.mark.parametrize(
@@ -325,7 +324,7 @@ def test_a_source_is_reached_at_its_address_of_either_family(opened: Open, host:
     reader, _ = opened("reader")
     peer = source.describe(WorkerRef(WorkerId("source"), Incarnation(1), f"{address}:1"))
     assert outcome(reader, peer, ONE) is ReadState.DONE
-    assert Rig.until(partial(source.poll, source.post_self_test()), is_over) is ReadState.DONE
+    assert Rig.until(source.post_self_test().poll, is_over) is ReadState.DONE
 
 
 READER = """
@@ -343,10 +342,10 @@ transport = TcpTransport(pool, "reader")
 transport.connect(peer)
 copies = [BlockCopy(BlockId(block), BlockId(block)) for block in range(len(memory))]
 while True:
-    handles = [transport.post_read(peer, copies) for _ in range(4)]
+    reads = [transport.post_read(peer, copies) for _ in range(4)]
     print("reading", flush=True)
-    for handle in handles:
-        while transport.poll(handle) is ReadState.PENDING:
+    for read in reads:
+        while read.poll() is ReadState.PENDING:
             pass
 """
 

@@ -29,6 +29,7 @@ from tandem.engine.transfer_messages import (
 from tandem.kv.handoff import BlockDigest
 from tandem.transfer.interface import BlockCopy, ReadState
 from tandem.transfer.transfer_thread import TransferThread
+from tests.contract.transfer.conftest import connect
 
 GUARD_S = 60.0
 """Only ends a test that hangs."""
@@ -125,7 +126,7 @@ def test_a_reader_that_stops_in_the_middle_leaves_its_peer_alive(consumer, rig) 
     consumer.connect(peer)
     consumer.transfer.send(consumer.order(1, peer, range(256), range(256)))
     assert consumer.transfer.stop(GUARD_S)
-    rig.transport.connect(peer.handshake)
+    connect(rig.transport, peer.handshake)
     handle = rig.transport.post_read(peer.handshake, [BlockCopy(BlockId(7), BlockId(8))])
     assert rig.settle(handle) is ReadState.DONE
     assert np.array_equal(rig.memory[8], peer.content[7])

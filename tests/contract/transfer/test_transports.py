@@ -14,6 +14,7 @@ from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
 from tandem.kv.layout import KVGroup, KVRegion
 from tandem.transfer.interface import BlockCopy, PeerError, ReadState
 from tandem.transfer.peer_layout import CopyRefused
+from tests.contract.transfer.conftest import connect
 
 
 def copies_of(remote: Sequence[int], local: Sequence[int]) -> list[BlockCopy]:
@@ -25,41 +26,41 @@ def all_blocks(rig) -> list[BlockCopy]:
 
 
 def test_any_blocks_arrive_anywhere_and_nothing_else_changes(rig, good_peer) -> None:
-    rig.transport.connect(good_peer.handshake)
+    connect(rig.transport, good_peer.handshake)
     rng = random.Random(0)
     for num in (1, 2, 17, len(rig.memory)):
         rig.memory[:] = 0xEE
         remote = rng.sample(range(len(rig.memory)), num)
         local = rng.sample(range(len(rig.memory)), num)
-        handle = rig.transport.post_read(good_peer.handshake, copies_of(remote, local))
-        assert rig.settle(handle) is ReadState.DONE
+        read = rig.transport.post_read(good_peer.handshake, copies_of(remote, local))
+        assert rig.settle(read) is ReadState.DONE
         assert np.array_equal(rig.memory[local], good_peer.content[remote])
         others = np.setdiff1d(np.arange(len(rig.memory)), local)
         assert (rig.memory[others] == 0xEE).all()
 
 
 def test_runs_of_neighbours_arrive_whole(rig, good_peer) -> None:
-    rig.transport.connect(good_peer.handshake)
+    connect(rig.transport, good_peer.handshake)
     remote = [*range(10, 30), 5, 4, 3, *range(100, 120), 40, 41]
     local = [*range(20), 90, 89, 88, *range(200, 210), *range(60, 70), 254, 255]
-    handle = rig.transport.post_read(good_peer.handshake, copies_of(remote, local))
-    assert rig.settle(handle) is ReadState.DONE
+    read = rig.transport.post_read(good_peer.handshake, copies_of(remote, local))
+    assert rig.settle(read) is ReadState.DONE
     assert np.array_equal(rig.memory[local], good_peer.content[remote])
 
 
 def test_many_reads_at_once(rig, good_peer) -> None:
-    rig.transport.connect(good_peer.handshake)
+    connect(rig.transport, good_peer.handshake)
     rng = random.Random(1)
     remote = rng.sample(range(len(rig.memory)), len(rig.memory))
     local = rng.sample(range(len(rig.memory)), len(rig.memory))
     size = 8
-    handles = [
+    reads = [
         rig.transport.post_read(good_peer.handshake, copies_of(remote[i : i + size], local[i : i + size]))
         for i in range(0, len(remote), size)
     ]
-    assert len(set(handles)) == len(handles)
-    rng.shuffle(handles)
-    assert [rig.settle(handle) for handle in handles] == [ReadState.DONE] * len(handles)
+    assert len(set(reads)) == len(reads)
+    rng.shuffle(reads)
+    assert [rig.settle(read) for read in reads] == [ReadState.DONE] * len(reads)
     assert np.array_equal(rig.memory[local], good_peer.content[remote])
 
 
@@ -67,9 +68,9 @@ def test_two_transports_of_one_process(rig) -> None:
     producer, memory = rig.new_transport()
     memory[:] = np.random.default_rng(3).integers(0, 256, memory.shape, dtype=np.uint8)
     peer = producer.describe(WorkerRef(WorkerId("neighbour"), Incarnation(1), "127.0.0.1:2"))
-    rig.transport.connect(peer)
-    handle = rig.transport.post_read(peer, copies_of([3, 1, 200], [0, 250, 4]))
-    while (state := rig.transport.poll(handle)) is ReadState.PENDING:
+    connect(rig.transport, peer)
+    read = rig.transport.post_read(peer, copies_of([3, 1, 200], [0, 250, 4]))
+    while (state := read.poll()) is ReadState.PENDING:
         producer.progress()
     assert state is ReadState.DONE
     assert np.array_equal(rig.memory[[0, 250, 4]], memory[[3, 1, 200]])
@@ -88,15 +89,15 @@ def test_a_read_needs_a_connection(rig, good_peer) -> None:
     with pytest.raises(PeerError, match="not connected"):
         rig.transport.post_read(good_peer.handshake, copies_of([0], [0]))
     assert rig.transport.disconnect(good_peer.handshake), "twice is once"
-    rig.transport.connect(good_peer.handshake)
-    rig.transport.connect(good_peer.handshake)
+    connect(rig.transport, good_peer.handshake)
+    connect(rig.transport, good_peer.handshake)
     assert rig.settle(rig.transport.post_read(good_peer.handshake, copies_of([9], [0]))) is ReadState.DONE
     assert np.array_equal(rig.memory[0], good_peer.content[9])
 
 
 @pytest.mark.parametrize(("remote", "local"), [(256, 0), (-1, 0), (0, 256), (0, -1), (2**40, 0)])
 def test_a_block_that_does_not_exist_is_refused_alone(rig, good_peer, remote: int, local: int) -> None:
-    rig.transport.connect(good_peer.handshake)
+    connect(rig.transport, good_peer.handshake)
     with pytest.raises(CopyRefused):
         rig.transport.post_read(good_peer.handshake, copies_of([1, remote], [1, local]))
     assert (rig.memory == 0).all()
@@ -104,7 +105,7 @@ def test_a_block_that_does_not_exist_is_refused_alone(rig, good_peer, remote: in
 
 
 def test_a_read_of_nothing_is_refused(rig, good_peer) -> None:
-    rig.transport.connect(good_peer.handshake)
+    connect(rig.transport, good_peer.handshake)
     with pytest.raises(CopyRefused):
         rig.transport.post_read(good_peer.handshake, [])
 
@@ -136,20 +137,21 @@ def test_a_peer_whose_blocks_do_not_fit_is_refused(rig, good_peer) -> None:
     ]
     for misfit in misfits:
         with pytest.raises(PeerError):
-            rig.transport.connect(misfit)
+            connect(rig.transport, misfit)
 
 
 @pytest.mark.parametrize("metadata", [b"", b"garbage", b"[1, 2]", b'["x", 1, 1, 1, "zz"]', b"\xff" * 400])
 def test_metadata_that_means_nothing_is_refused(rig, good_peer, metadata: bytes) -> None:
     (rank,) = good_peer.handshake.ranks
     with pytest.raises(PeerError):
-        rig.transport.connect(replace(good_peer.handshake, ranks=(replace(rank, metadata=metadata, agent="nobody.1"),)))
+        nobody = replace(rank, metadata=metadata, agent="nobody.1")
+        connect(rig.transport, replace(good_peer.handshake, ranks=(nobody,)))
 
 
 def read_outcome(rig, peer, copies: Sequence[BlockCopy]) -> ReadState:
     """Connect, read, and wait for the end; a PeerError anywhere counts as FAILED."""
     try:
-        rig.transport.connect(peer.handshake)
+        connect(rig.transport, peer.handshake)
         return rig.settle(rig.transport.post_read(peer.handshake, copies))
     except PeerError:
         return ReadState.FAILED
@@ -174,9 +176,9 @@ def test_a_peer_that_dies_during_a_read(rig) -> None:
     peer = rig.spawn("victim", 13)
     assert read_outcome(rig, peer, copies_of([0], [0])) is ReadState.DONE
     peer.signal(signal.SIGSTOP)
-    handle = rig.transport.post_read(peer.handshake, all_blocks(rig))
+    read = rig.transport.post_read(peer.handshake, all_blocks(rig))
     peer.kill()
-    state = rig.settle(handle)
+    state = rig.settle(read)
     assert state is ReadState.FAILED or np.array_equal(rig.memory, peer.content)
     assert rig.transport.disconnect(peer.handshake)
 
@@ -210,10 +212,11 @@ def test_a_stopped_peer_hangs_nobody_and_its_next_life_is_read(rig) -> None:
     old = rig.spawn("victim", 17)
     assert read_outcome(rig, old, copies_of([0], [0])) is ReadState.DONE
     old.signal(signal.SIGSTOP)
-    handle = rig.transport.post_read(old.handshake, copies_of(range(128), range(128)))
-    state = rig.transport.poll(handle)
+    read = rig.transport.post_read(old.handshake, copies_of(range(128), range(128)))
+    state = read.poll()
     assert state is (ReadState.PENDING if rig.needs_its_target else ReadState.DONE)
 
+    rig.transport.disconnect(old.handshake)
     young = rig.spawn("victim", 18)
     assert read_outcome(rig, young, copies_of(range(128), range(128, 256))) is ReadState.DONE
     assert np.array_equal(rig.memory[128:], young.content[:128])
@@ -249,7 +252,7 @@ def test_nothing_writes_after_close(rig) -> None:
     transport, memory = rig.new_transport()
     peer = rig.spawn("victim", 20)
     transport.connect(peer.handshake)
-    assert rig.settle(transport.post_read(peer.handshake, copies_of([0], [0])), transport) is ReadState.DONE
+    assert rig.settle(transport.post_read(peer.handshake, copies_of([0], [0]))) is ReadState.DONE
     peer.signal(signal.SIGSTOP)
     transport.post_read(peer.handshake, all_blocks(rig))
     transport.close()

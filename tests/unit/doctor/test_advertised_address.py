@@ -8,9 +8,9 @@ import pytest
 
 from tandem.core.config import WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.doctor import advertised_address as module
-from tandem.doctor.advertised_address import check_advertised
+from tandem.doctor import own_addresses as module
 from tandem.doctor.finding import Finding
+from tandem.doctor.own_addresses import check_advertised
 from tandem.worker.addresses import advertised_address
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_warns
 

@@ -14,7 +14,7 @@ def test_clocks_that_agree_give_one_finding() -> None:
 def test_clocks_that_do_not() -> None:
     ahead, behind = judge_skews([Skew("w0", 7.0, 0.5), Skew("w1", -40.0, 0.5), Skew("w2", 5.4, 0.5)])
     assert_warns(ahead, "clock", "w0 is 7.0 s ahead; beyond 30 s workers refuse", "`timedatectl set-ntp true`")
-    assert_fails(behind, "clock", "w1 is 40.0 s behind: beyond 30 s workers refuse", "NTP")
+    assert_fails(behind, "clock", "w1 is 40.0 s behind; beyond 30 s workers refuse", "NTP")
 
 
 def test_a_skew_within_its_uncertainty_is_no_finding() -> None:

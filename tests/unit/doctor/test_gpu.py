@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 from tandem.core.config import Config, ModelConfig, TransferConfig
-from tandem.doctor.gpu import Driver, Gpu, Torch, judge_cuda, judge_gpus, parse_driver, read_driver, read_torch
+from tandem.doctor.gpu import (
+    Driver,
+    Gpu,
+    Torch,
+    check_gpus,
+    judge_cuda,
+    judge_gpus,
+    parse_driver,
+    read_driver,
+    read_torch,
+)
 from tandem.doctor.system import Ran, System
 from tests.unit.doctor.trees import system
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns
@@ -95,7 +105,7 @@ def test_mig_slices_have_no_cuda_ipc() -> None:
 
 
 def test_torch_and_nixl_that_fit() -> None:
-    cuda, nixl = judge_cuda(TORCH, DRIVER, "cuda")
+    cuda, nixl = judge_cuda(TORCH, DRIVER)
     assert_fine(cuda, "cuda", "torch 2.13.0+cu130 for CUDA 13.0 sees 1 GPU")
     assert_fine(nixl, "cuda", "NIXL for cu12, cu13")
 
@@ -111,15 +121,16 @@ def test_torch_and_nixl_that_fit() -> None:
     ids=["broken", "cpu build", "old driver", "blind"],
 )
 def test_a_torch_that_does_not(torch: Torch, driver: Driver, found: str, fix: str) -> None:
-    (finding,) = judge_cuda(torch, driver, "cuda")
+    (finding,) = judge_cuda(torch, driver)
     assert_fails(finding, "cuda", found, fix)
 
 
 def test_a_nixl_of_another_cuda() -> None:
-    _, nixl = judge_cuda(replace(TORCH, nixl=("cu12",)), DRIVER, "cuda")
+    _, nixl = judge_cuda(replace(TORCH, nixl=("cu12",)), DRIVER)
     assert_warns(nixl, "cuda", "NIXL for cu12, and torch for CUDA 13", "`pip install 'tandem[worker,cuda]'`")
 
 
-def test_on_a_cpu_gpus_are_skipped() -> None:
-    assert_skips(judge_gpus(Driver(), Config())[0], "gpu", "model.device is cpu")
-    assert_skips(judge_cuda(Torch(), Driver(), "cpu")[0], "cuda", "model.device is cpu")
+def test_on_a_cpu_gpus_are_skipped(tmp_path: Path) -> None:
+    gpu, cuda = check_gpus(system(tmp_path, {}), Config())
+    assert_skips(gpu, "gpu", "model.device is cpu")
+    assert_skips(cuda, "cuda", "model.device is cpu")

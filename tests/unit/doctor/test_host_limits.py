@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import resource
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tandem.doctor.finding import Finding
-from tandem.doctor.host_limits import (
+from tandem.doctor.host import (
     ResourceLimits,
     check_shared_memory,
     judge_memlock,
     judge_open_files,
     read_limits,
-    read_shared_memory,
 )
 from tandem.doctor.system import System
 from tests.unit.doctor.trees import system
@@ -68,36 +68,32 @@ def test_open_files() -> None:
 
 
 def test_the_size_is_read_from_the_file_system(tmp_path: Path) -> None:
-    assert read_shared_memory(System(tmp_path)) is None
+    assert_fails(check_shared_memory(System(tmp_path)), "shared-memory", "there is no /dev/shm", "--shm-size=1g")
     (tmp_path / "dev/shm").mkdir(parents=True)
-    found = read_shared_memory(System(tmp_path))
-    assert found is not None and 0 < found[1] <= found[0]
+    assert "are free in /dev/shm" in check_shared_memory(System(tmp_path)).found
 
 
-def judged(monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int] | None) -> Finding:
-    monkeypatch.setattr("tandem.doctor.host_limits.read_shared_memory", lambda _: sizes)
+def judged(monkeypatch: pytest.MonkeyPatch, total: int, free: int) -> Finding:
+    sizes = SimpleNamespace(total=total, free=free)
+    monkeypatch.setattr("tandem.doctor.host.shutil.disk_usage", lambda _: sizes)
     return check_shared_memory(System())
 
 
 def test_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_fine(judged(monkeypatch, (2048 * MIB, 2000 * MIB)), "shared-memory", "2.0GiB of 2GiB are free")
+    assert_fine(judged(monkeypatch, 2048 * MIB, 2000 * MIB), "shared-memory", "2.0GiB of 2GiB are free")
 
 
 def test_docker_s_default_is_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    finding = judged(monkeypatch, (64 * MIB, 64 * MIB))
+    finding = judged(monkeypatch, 64 * MIB, 64 * MIB)
     assert_fails(finding, "shared-memory", "64MiB of 64MiB are free", "--shm-size=1g")
     assert "`pools.<name>.sharedMemory: 1Gi`" in finding.fix
 
 
 def test_a_full_shared_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    finding = judged(monkeypatch, (2048 * MIB, 10 * MIB))
+    finding = judged(monkeypatch, 2048 * MIB, 10 * MIB)
     assert_fails(finding, "shared-memory", "10MiB of 2GiB are free", "`ls -l /dev/shm`")
 
 
 def test_a_small_shared_memory_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    finding = judged(monkeypatch, (512 * MIB, 512 * MIB))
+    finding = judged(monkeypatch, 512 * MIB, 512 * MIB)
     assert_warns(finding, "shared-memory", "a few small workers only", "--shm-size=1g")
-
-
-def test_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert_fails(judged(monkeypatch, None), "shared-memory", "there is no /dev/shm", "--shm-size=1g")

@@ -15,7 +15,7 @@ import pytest
 
 from tandem.core.config import ClusterConfig, Config, GatewayConfig, WorkerConfig
 from tandem.doctor.finding import Finding
-from tandem.doctor.listen_ports import (
+from tandem.doctor.own_addresses import (
     ConfiguredAddress,
     check_address,
     configured_addresses,
@@ -51,7 +51,7 @@ def test_a_port_that_is_free() -> None:
 
 def test_a_port_of_another_program(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that accepts and does not answer is not Tandem's."""
-    monkeypatch.setattr("tandem.doctor.listen_ports._ANSWER_S", 0.1)
+    monkeypatch.setattr("tandem.doctor.own_addresses._ANSWER_S", 0.1)
     finding = judged(ConfiguredAddress("gateway.grpc_port", "127.0.0.1", taken, "grpc"))
     assert_fails(finding, "ports", f"127.0.0.1:{taken} is taken by another program", f"'sport = :{taken}'")
     assert finding.fix.endswith("another gateway.grpc_port")

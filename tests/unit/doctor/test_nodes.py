@@ -8,7 +8,7 @@ import pytest
 
 from tandem.core.config import Config, EngineConfig, WorkerConfig
 from tandem.doctor.finding import Finding
-from tandem.doctor.nodes import check_nodes
+from tandem.doctor.own_addresses import check_nodes
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns
 
 

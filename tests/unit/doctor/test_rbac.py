@@ -29,20 +29,19 @@ ROLE = Path(__file__).resolve().parents[3] / "helm/tandem/templates/planner-role
 PATCHES = Config(planner=PlannerConfig(actuator="raycluster"))
 PATCH = Permission("ray.io", "rayclusters", "patch")
 LEASE = Permission("coordination.k8s.io", "leases", "create")
+REVIEW = (
+    "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+    "SelfSubjectAccessReview",
+    "authorization.k8s.io/v1",
+)
+ALLOWED = (201, {"status": {"allowed": True}})
+Reply = tuple[int, Any]
+Seen = tuple[str, str, Permission]
 
 
-def allowing(*denied: Permission) -> Callable[[str, Any], tuple[int, Any]]:
-    """Return a `Post` of an API server that denies only these permissions."""
-
-    def post(path: str, body: Any) -> tuple[int, Any]:
-        assert path == "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-        assert (body["kind"], body["apiVersion"]) == ("SelfSubjectAccessReview", "authorization.k8s.io/v1")
-        attributes = body["spec"]["resourceAttributes"]
-        assert attributes["namespace"] == "serving"
-        found = Permission(attributes["group"], attributes["resource"], attributes["verb"])
-        return 201, {"status": {"allowed": found not in denied}}
-
-    return post
+def allowing(*denied: Permission) -> Callable[[Permission], bool]:
+    """Return the review of an API server that denies only these permissions."""
+    return lambda permission: permission not in denied
 
 
 def test_only_a_patching_planner_needs_permissions() -> None:
@@ -80,12 +79,11 @@ def test_denied_permissions_are_named() -> None:
 
 
 def test_a_server_that_does_not_review() -> None:
-    def refused(path: str, body: Any) -> tuple[int, Any]:
+    def refused(permission: Permission) -> bool:
         raise ConnectionRefusedError("connection refused")
 
-    for post, reason in ((refused, "connection refused"), (lambda path, body: (403, {}), "HTTP status 403")):
-        finding = check_review([PATCH], "serving", post)
-        assert_fails(finding, "rbac", f"does not review our permissions: {reason}", "the NetworkPolicy")
+    finding = check_review([PATCH], "serving", refused)
+    assert_fails(finding, "rbac", "does not review our permissions: connection refused", "the NetworkPolicy")
 
 
 def test_without_an_api_server_or_token_the_check_is_skipped(tmp_path: Path) -> None:
@@ -97,35 +95,43 @@ def test_without_an_api_server_or_token_the_check_is_skipped(tmp_path: Path) -> 
 
 def test_reviews_are_posted_over_tls_as_the_service_account(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "ca")
-    with _api_server(authority) as (port, seen):
+    replies = [*[ALLOWED] * 8, (403, {}), (201, []), (201, {"status": {}})]
+    with _api_server(authority, replies) as (port, seen):
         files = {
             f"{ACCOUNT}/token": "sesame",
             f"{ACCOUNT}/namespace": "serving",
             f"{ACCOUNT}/ca.crt": authority.ca.read_text(),
         }
         place = {"KUBERNETES_SERVICE_HOST": "localhost", "KUBERNETES_SERVICE_PORT": str(port)}
-        assert_fine(check_permissions(system(tmp_path / "a", files, **place), PATCHES), "rbac", "all 8")
-        assert seen == ["Bearer sesame"] * 8
+        here = system(tmp_path / "a", files, **place)
+        assert_fine(check_permissions(here, PATCHES), "rbac", "all 8")
+        assert seen == [("Bearer sesame", "serving", each) for each in required_permissions(PATCHES)]
+        for reason in ("HTTP status 403", "list indices", "'allowed'"):
+            finding = check_permissions(here, PATCHES)
+            assert_fails(finding, "rbac", f"does not review our permissions: {reason}", "the NetworkPolicy")
         files[f"{ACCOUNT}/ca.crt"] = Authority(tmp_path / "other").ca.read_text()
         finding = check_permissions(system(tmp_path / "b", files, **place), PATCHES)
         assert_fails(finding, "rbac", "CERTIFICATE_VERIFY_FAILED", "the NetworkPolicy")
-        assert len(seen) == 8, "an unknown server gets no token"
+        assert len(seen) == 11, "an unknown server gets no token"
 
 
 @contextmanager
-def _api_server(authority: Authority) -> Iterator[tuple[int, list[str]]]:
-    """Run an API server that allows everything; yields its port and the credentials that it received."""
-    seen: list[str] = []
+def _api_server(authority: Authority, replies: list[Reply]) -> Iterator[tuple[int, list[Seen]]]:
+    """Run an API server that gives these replies; yields its port, and the credentials, the namespace and the
+    permission of each review that it received."""
+    seen: list[Seen] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            seen.append(self.headers["Authorization"])
-            self._answer({"status": {"allowed": bool(body["spec"]["resourceAttributes"]["verb"])}})
+            attributes = body["spec"]["resourceAttributes"]
+            seen.append((self.headers["Authorization"], attributes.pop("namespace"), Permission(**attributes)))
+            is_review = (self.path, body["kind"], body["apiVersion"]) == REVIEW
+            self._answer(*(replies.pop(0) if is_review else (404, {})))
 
-        def _answer(self, reply: Any) -> None:
+        def _answer(self, status: int, reply: Any) -> None:
             text = json.dumps(reply).encode()
-            self.send_response(201)
+            self.send_response(status)
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)

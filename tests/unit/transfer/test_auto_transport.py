@@ -56,7 +56,7 @@ def tcp() -> ScriptedTransport:
 
 @pytest.fixture
 def nixl() -> ScriptedTransport:
-    return ScriptedTransport(handles=100)
+    return ScriptedTransport(num_reads=100)
 
 
 @pytest.fixture
@@ -70,12 +70,12 @@ def test_a_peer_is_read_by_the_chosen_transport(
     with pytest.raises(PeerError, match="not connected"):
         auto.post_read(CLOSE, ONE)
     auto.connect(CLOSE)
-    handle = auto.post_read(CLOSE, ONE)
+    read = auto.post_read(CLOSE, ONE)
     assert (len(nixl.posted), len(tcp.posted)) == (1, 0)
-    assert auto.poll(handle) is ReadState.PENDING
+    assert read.poll() is ReadState.PENDING
     (theirs,) = nixl.open
     nixl.end(theirs)
-    assert auto.poll(handle) is ReadState.DONE
+    assert read.poll() is ReadState.DONE
     assert auto.disconnect(CLOSE) and auto.disconnect(CLOSE)
     with pytest.raises(PeerError, match="not connected"):
         auto.post_read(CLOSE, ONE)
@@ -95,11 +95,15 @@ def test_without_nixl_all_is_tcp(tcp: ScriptedTransport) -> None:
     assert len(tcp.posted) == 1
 
 
-def test_a_next_life_on_another_machine_ends_the_one_before(auto: AutoTransport, nixl: ScriptedTransport) -> None:
+def test_a_next_life_on_another_machine_is_read_by_the_other_transport(
+    auto: AutoTransport, tcp: ScriptedTransport, nixl: ScriptedTransport
+) -> None:
     auto.connect(CLOSE)
+    assert auto.disconnect(CLOSE) and nixl.disconnected == [CLOSE.life]
     moved = of(peer_named("p", 2), offer(FAR))
     auto.connect(moved)
-    assert nixl.disconnected == [CLOSE.life]
+    auto.post_read(moved, ONE)
+    assert (len(nixl.posted), len(tcp.posted)) == (0, 1)
     with pytest.raises(PeerError, match="not connected"):
         auto.post_read(CLOSE, ONE)
 
@@ -108,17 +112,22 @@ def test_an_open_read_of_the_same_life_keeps_the_other_transport_away(
     auto: AutoTransport, nixl: ScriptedTransport
 ) -> None:
     auto.connect(CLOSE)
-    handle = auto.post_read(CLOSE, ONE)
+    read = auto.post_read(CLOSE, ONE)
     assert auto.disconnect(CLOSE) is False
     with pytest.raises(PeerError, match="not proven"):
         auto.connect(DISTANT)
     (theirs,) = nixl.open
     nixl.end(theirs)
-    assert auto.poll(handle) is ReadState.DONE
+    assert read.poll() is ReadState.DONE
+    assert auto.disconnect(CLOSE)
     auto.connect(DISTANT)
 
 
-@pytest.mark.parametrize("metadata", [b"", b"garbage", b"\x91\x01"])
+NO_TEXT = b"\x91\xa1\xff"
+DEEP = msgspec.msgpack.encode(offer(NEAR)).replace(b"\x95", b"\x96", 1) + b"\x91" * 100_000
+
+
+@pytest.mark.parametrize("metadata", [b"", b"garbage", b"\x91\x01", NO_TEXT, DEEP], ids=len)
 def test_a_description_of_another_transport_is_refused(auto: AutoTransport, metadata: bytes) -> None:
     (rank,) = P.ranks
     with pytest.raises(PeerError, match="to choose from"):
@@ -129,18 +138,18 @@ def test_a_description_of_another_transport_is_refused(auto: AutoTransport, meta
 def test_a_self_test_needs_both(request: pytest.FixtureRequest, auto: AutoTransport, broken: str | None) -> None:
     if broken is not None:
         request.getfixturevalue(broken).test_state = ReadState.FAILED
-    handle = auto.post_self_test()
-    assert auto.poll(handle) is (ReadState.DONE if broken is None else ReadState.FAILED)
+    read = auto.post_self_test()
+    assert read.poll() is (ReadState.DONE if broken is None else ReadState.FAILED)
 
 
-def test_an_error_of_a_transport_leaves_no_read_behind(auto: AutoTransport, nixl: ScriptedTransport) -> None:
+def test_an_error_of_a_transport_proves_no_end(auto: AutoTransport, nixl: ScriptedTransport) -> None:
     auto.connect(CLOSE)
-    handle = auto.post_read(CLOSE, ONE)
+    read = auto.post_read(CLOSE, ONE)
     (theirs,) = nixl.open
     nixl.lose_track(theirs)
     with pytest.raises(PeerError, match="in doubt"):
-        auto.poll(handle)
-    assert not auto._reads and not auto.disconnect(CLOSE), "its memory is in doubt until the transport says otherwise"
+        read.poll()
+    assert not auto.disconnect(CLOSE), "its memory is in doubt until the transport says otherwise"
 
 
 def test_the_description_has_what_either_transport_needs(auto: AutoTransport) -> None:

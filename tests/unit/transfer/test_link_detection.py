@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tandem.transfer.link_detection import Counters, LinkEndpoints, TransferSample, detect_link_type, read_counters
+from tandem.transfer.link_detection import Counters, LinkEndpoints, detect_link_type, read_counters
 
 MB = 10**6
 NEAR = LinkEndpoints("nixl", True, "cpu", "cpu")
 FAR = LinkEndpoints("nixl", False, "cpu", "cpu")
 GPUS = LinkEndpoints("nixl", True, "cuda:0", "cuda:1")
+Seen = tuple[int, Counters, Counters, Counters]
 
 
-def moved(*, rdma: int = 0, network: int = 0, usual: int = 0) -> TransferSample:
+def moved(*, rdma: int = 0, network: int = 0, usual: int = 0) -> Seen:
     """100 MB were read in a second, after half a second of watching in which `usual` bytes came to the network."""
-    return TransferSample(
+    return (
         100 * MB,
         Counters(0.0, {"mlx5_0/1": 5}, {"eth0": 7, "lo": 1}),
         Counters(0.5, {"mlx5_0/1": 5}, {"eth0": 7 + usual, "lo": 1}),
@@ -44,22 +45,22 @@ def moved(*, rdma: int = 0, network: int = 0, usual: int = 0) -> TransferSample:
         (moved(network=103 * MB), LinkEndpoints("local", True, "cpu", "cpu"), "shared_memory"),
     ],
 )
-def test_the_link_type_is_what_rose(seen: TransferSample, ends: LinkEndpoints, link_type: str) -> None:
-    assert detect_link_type(seen, ends)[0] == link_type
+def test_the_link_type_is_what_rose(seen: Seen, ends: LinkEndpoints, link_type: str) -> None:
+    assert detect_link_type(*seen, ends)[0] == link_type
 
 
 def test_the_evidence_names_the_counters_that_rose_most() -> None:
-    _, evidence = detect_link_type(moved(rdma=101 * MB, network=MB), FAR)
+    _, evidence = detect_link_type(*moved(rdma=101 * MB, network=MB), FAR)
     assert evidence == (
         "of 100.0 MB read, network interfaces received 1.0 MB (eth0 most), RDMA ports 101.0 MB (mlx5_0/1 most)"
     )
     bare = Counters(0.0, {}, {})
-    assert "RDMA ports nothing: there are none" in detect_link_type(TransferSample(MB, bare, bare, bare), FAR)[1]
+    assert "RDMA ports nothing: there are none" in detect_link_type(MB, bare, bare, bare, FAR)[1]
 
 
 def test_an_interface_that_appeared_meanwhile_is_ignored() -> None:
     before, after = Counters(0.0, {}, {}), Counters(1.0, {}, {"eth1": 500 * MB})
-    assert detect_link_type(TransferSample(MB, before, before, after), NEAR)[0] == "shared_memory"
+    assert detect_link_type(MB, before, before, after, NEAR)[0] == "shared_memory"
 
 
 def test_counters_are_read_as_the_kernel_writes_them(tmp_path: Path) -> None:

@@ -174,13 +174,13 @@ def test_a_rank_that_cannot_be_loaded_leaves_none_behind(library: Library) -> No
 def test_a_read_is_done_when_it_is_at_every_rank(library: Library) -> None:
     transport, peer = consumer(), producer(2)
     transport.connect(peer)
-    handle = transport.post_read(peer, COPIES)
+    read = transport.post_read(peer, COPIES)
     first, second = library.transfers
     second.state = "DONE"
-    assert transport.poll(handle) is ReadState.PENDING
+    assert read.poll() is ReadState.PENDING
     assert not transport.disconnect(peer), "the other one may still write"
     first.state = "DONE"
-    assert transport.poll(handle) is ReadState.DONE
+    assert read.poll() is ReadState.DONE
     assert [each.num_releases for each in library.transfers] == [1, 1]
     assert transport.disconnect(peer)
 
@@ -188,12 +188,12 @@ def test_a_read_is_done_when_it_is_at_every_rank(library: Library) -> None:
 def test_one_rank_that_is_cut_off_fails_the_read_when_the_others_have_ended(library: Library) -> None:
     transport, peer = consumer(), producer(4)
     transport.connect(peer)
-    handle = transport.post_read(peer, COPIES)
+    read = transport.post_read(peer, COPIES)
     library.transfers[1].state = CutOff("reset")
-    assert transport.poll(handle) is ReadState.PENDING
+    assert read.poll() is ReadState.PENDING
     for each in (0, 2, 3):
         library.transfers[each].state = "DONE"
-    assert transport.poll(handle) is ReadState.FAILED
+    assert read.poll() is ReadState.FAILED
     assert transport.disconnect(peer)
 
 
@@ -214,10 +214,10 @@ def test_a_post_that_fails_at_the_second_rank_leaves_the_first_uncertain(library
 def test_an_uncertain_end_at_one_rank_is_no_end(library: Library) -> None:
     transport, peer = consumer(), producer(2)
     transport.connect(peer)
-    handle = transport.post_read(peer, COPIES)
+    read = transport.post_read(peer, COPIES)
     library.transfers[0].state = UncertainError("?")
     with pytest.raises(PeerError, match="unknown"):
-        transport.poll(handle)
+        read.poll()
     library.transfers[1].state = "DONE"
     assert not transport.disconnect(peer)
 

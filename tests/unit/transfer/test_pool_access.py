@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tandem.transfer.memory_pool import cuda_number
-from tandem.transfer.pool_access import CudaAccess
+from tandem.transfer.pool_access import cuda_access
 from tandem.transfer.socket_memory import receive_bytes
 
 STAGE_BYTES = 64
@@ -78,7 +78,7 @@ def test_blocks_of_a_gpu_are_sent_in_order(parts: tuple[slice, ...]) -> None:
     memory = np.random.default_rng(0).integers(0, 256, 1000, np.uint8)
     driver = Driver()
     ours, theirs = socket.socketpair()
-    with ours, theirs, CudaAccess(driver, 1, STAGE_BYTES) as access:  # type: ignore[arg-type]
+    with ours, theirs, cuda_access(driver, 1, STAGE_BYTES) as access:  # type: ignore[arg-type]
         sender = beside(lambda: access.send(ours, spans_in(memory, *parts)))
         expected = b"".join(memory[part].tobytes() for part in parts)
         assert receive_bytes(theirs, len(expected)) == expected
@@ -91,7 +91,7 @@ def test_what_is_received_is_in_the_gpu_when_the_call_returns(parts: tuple[slice
     memory, content = np.zeros(1000, np.uint8), np.random.default_rng(1).integers(0, 256, 1000, np.uint8)
     driver = Driver()
     ours, theirs = socket.socketpair()
-    with ours, theirs, CudaAccess(driver, 1, STAGE_BYTES) as access:  # type: ignore[arg-type]
+    with ours, theirs, cuda_access(driver, 1, STAGE_BYTES) as access:  # type: ignore[arg-type]
         sender = beside(lambda: theirs.sendall(b"".join(content[part].tobytes() for part in parts)))
         access.receive(ours, spans_in(memory, *parts))
         sender.join()
@@ -103,7 +103,7 @@ def test_what_is_received_is_in_the_gpu_when_the_call_returns(parts: tuple[slice
 def test_a_connection_that_ends_leaves_no_copy_behind() -> None:
     memory, driver = np.zeros(1000, np.uint8), Driver()
     ours, theirs = socket.socketpair()
-    with ours, CudaAccess(driver, 1, STAGE_BYTES) as access:  # type: ignore[arg-type]
+    with ours, cuda_access(driver, 1, STAGE_BYTES) as access:  # type: ignore[arg-type]
         theirs.sendall(b"x" * 100)
         theirs.close()
         with pytest.raises(OSError, match="closed the connection"):

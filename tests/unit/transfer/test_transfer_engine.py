@@ -164,63 +164,55 @@ def test_a_digest_failure_waits_for_the_parts_that_are_still_open(carrier, trans
     assert event.drained
 
 
-@pytest.fixture
-def helped(transport: ScriptedTransport, clock: ManualClock) -> TransferEngine:
-    carrier = TransferEngine(transport, digest, clock, max_post_bytes=2 * BLOCK_BYTES, is_helped=True)
-    carrier.accept(ConnectPeer(P))
-    carrier.turn()
-    return carrier
-
-
-def test_while_it_reads_a_carrier_leaves_checks_to_its_helper(helped, transport) -> None:
-    helped.accept(order(1, num_blocks=4, digests=True))
-    run(helped)
+def test_while_it_reads_a_carrier_leaves_checks_to_its_helper(carrier, transport) -> None:
+    carrier.accept(order(1, num_blocks=4, digests=True))
+    run(carrier)
     transport.end(1)
-    run(helped)
-    assert helped.checks.may_work
-    assert helped.has_ready_work
-    helped.checks.work()
-    assert not helped.checks.may_work
+    run(carrier)
+    assert carrier.checks.may_work
+    assert carrier.has_ready_work
+    carrier.checks.work()
+    assert not carrier.checks.may_work
     transport.end(2)
-    assert run(helped) == [ReadDone(1, 4 * BLOCK_BYTES, 0.0)], "nothing is left to read: it checks the rest itself"
+    assert run(carrier) == [ReadDone(1, 4 * BLOCK_BYTES, 0.0)], "nothing is left to read: it checks the rest itself"
 
 
-def test_the_helper_is_woken_just_before_a_post(helped, transport) -> None:
+def test_the_helper_is_woken_just_before_a_post(carrier, transport) -> None:
     shared: list[bool] = []
-    transport.on_post = lambda: shared.append(helped.checks.may_work)
-    helped.accept(order(1, num_blocks=8, digests=True))
-    run(helped)
+    transport.on_post = lambda: shared.append(carrier.checks.may_work)
+    carrier.accept(order(1, num_blocks=8, digests=True))
+    run(carrier)
     transport.end(1)
-    helped.turn()
-    assert not helped.checks.may_work, "what else this turn does would compete with it for the interpreter"
-    assert helped.has_ready_work
-    helped.turn()
+    carrier.turn()
+    assert not carrier.checks.may_work, "what else this turn does would compete with it for the interpreter"
+    assert carrier.has_ready_work
+    carrier.turn()
     assert shared == [False, False, True]
 
 
-def test_nothing_is_reported_before_the_helper_is_done(helped, transport) -> None:
+def test_nothing_is_reported_before_the_helper_is_done(carrier, transport) -> None:
     good = order(1, num_blocks=4, digests=True)
-    helped.accept(with_digests(good, [(0,)] * 4))
-    run(helped)
+    carrier.accept(with_digests(good, [(0,)] * 4))
+    run(carrier)
     transport.end(1)
-    run(helped)
-    check = helped.checks._waiting.get()
+    run(carrier)
+    check = carrier.checks._waiting.get()
     transport.end(2)
-    assert run(helped) == [], "the helper has taken the first check"
-    assert not helped.is_drained
-    assert not helped.has_ready_work
-    helped.checks._do(check)
-    (event,) = run(helped)
+    assert run(carrier) == [], "the helper has taken the first check"
+    assert not carrier.is_drained
+    assert not carrier.has_ready_work
+    carrier.checks._do(check)
+    (event,) = run(carrier)
     assert isinstance(event, ReadFailed)
     assert event.kind is FailureKind.DIGEST
-    assert helped.is_drained
+    assert carrier.is_drained
 
 
 def test_a_digest_that_breaks_in_the_helper_breaks_the_carrier(transport, clock) -> None:
     def broken(blocks: Sequence[BlockId], logical: Sequence[int]) -> list[tuple[int, ...]]:
         raise ValueError("no such block")
 
-    carrier = TransferEngine(transport, broken, clock, max_post_bytes=2 * BLOCK_BYTES, is_helped=True)
+    carrier = TransferEngine(transport, broken, clock, max_post_bytes=2 * BLOCK_BYTES)
     carrier.accept(ConnectPeer(P))
     carrier.accept(order(1, num_blocks=4, digests=True))
     run(carrier)
@@ -435,12 +427,10 @@ def test_the_self_test_is_answered(carrier, transport, clock) -> None:
 class CarrierMachine(RuleBasedStateMachine):
     """Random orders, ends, uncertain ends and teardowns: nothing is reported twice, and `drained` is always true."""
 
-    is_helped = False
-
     def __init__(self) -> None:
         super().__init__()
         self.transport = ScriptedTransport()
-        self.carrier = TransferEngine(self.transport, digest, ManualClock(), 2 * BLOCK_BYTES, is_helped=self.is_helped)
+        self.carrier = TransferEngine(self.transport, digest, ManualClock(), 2 * BLOCK_BYTES)
         self.next_id = 0
         self.open_orders: set[int] = set()
         self.unsafe: dict[str, set[int]] = {}
@@ -510,11 +500,3 @@ class CarrierMachine(RuleBasedStateMachine):
 
 TestCarrierMachine = CarrierMachine.TestCase
 TestCarrierMachine.settings = effort(60, steps=40)
-
-
-class HelpedMachine(CarrierMachine):
-    is_helped = True
-
-
-TestHelpedMachine = HelpedMachine.TestCase
-TestHelpedMachine.settings = TestCarrierMachine.settings

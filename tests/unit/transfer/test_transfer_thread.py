@@ -31,7 +31,7 @@ from tandem.engine.transfer_messages import (
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVGroup, KVLayout, KVRegion
 from tandem.transfer import transfer_thread as transfer_thread_module
-from tandem.transfer.interface import BlockCopy, PeerError, ReadState
+from tandem.transfer.interface import BlockCopy, PeerError, PostedRead, ReadState
 from tandem.transfer.transfer_thread import TransferThread
 from tests.memory_pools import memory_pool
 
@@ -49,6 +49,15 @@ def order(id: int) -> StartRead:
     return StartRead(id, PEER.worker, (0,), (BlockDigest(BlockId(0), ()),), (BlockId(id),), False)
 
 
+class SteppedRead:
+    def __init__(self, transport: SteppedTransport) -> None:
+        self._transport = transport
+
+    def poll(self) -> ReadState:
+        self._transport._called()
+        return ReadState.DONE if self._transport.finish.is_set() else ReadState.PENDING
+
+
 class SteppedTransport:
     """Reads end when the test says so; records which threads call it."""
 
@@ -59,7 +68,7 @@ class SteppedTransport:
         self.finish = threading.Event()
         self.crash = False
         self.closed = False
-        self.handles = 0
+        self.num_reads = 0
         self.num_entered = 0
 
     def _called(self) -> None:
@@ -75,14 +84,10 @@ class SteppedTransport:
         self._called()
         return self.finish.is_set()
 
-    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
+    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> PostedRead:
         self._called()
-        self.handles += 1
-        return self.handles
-
-    def poll(self, handle: int) -> ReadState:
-        self._called()
-        return ReadState.DONE if self.finish.is_set() else ReadState.PENDING
+        self.num_reads += 1
+        return SteppedRead(self)
 
     def progress(self) -> None:
         self._called()
@@ -93,10 +98,10 @@ class SteppedTransport:
         self._called()
         self.num_entered += 1
 
-    def post_self_test(self) -> int:
+    def post_self_test(self) -> PostedRead:
         self._called()
         if self.finish.is_set():
-            return 0
+            return SteppedRead(self)
         raise PeerError("not yet")
 
     def close(self) -> None:
@@ -220,11 +225,11 @@ def test_a_part_is_checked_while_the_next_one_is_copied_inside_its_post(transpor
         checked.set()
         return [(0,)] * len(blocks)
 
-    def post_read(peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
-        transport.handles += 1
-        if transport.handles == 2:
+    def post_read(peer: TransportPeer, copies: Sequence[BlockCopy]) -> PostedRead:
+        transport.num_reads += 1
+        if transport.num_reads == 2:
             assert checked.wait(GUARD_S)
-        return transport.handles
+        return SteppedRead(transport)
 
     monkeypatch.setattr(transport, "post_read", post_read)
     transport.finish.set()
@@ -271,7 +276,7 @@ def test_a_transfer_thread_that_never_started_closes_its_transport(transport, ev
 def until_posted(transport: SteppedTransport) -> None:
     guard = threading.Event()
     for _ in range(int(GUARD_S / 0.001)):
-        if transport.handles:
+        if transport.num_reads:
             return
         guard.wait(0.001)
     raise AssertionError("nothing was posted")

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import pytest
 
@@ -22,7 +23,7 @@ from tandem.core.config import (
 )
 from tandem.engine import kv_consumer
 from tandem.engine.transfer_messages import TransportPeer
-from tandem.transfer.interface import BlockCopy, ReadState
+from tandem.transfer.interface import BlockCopy, PostedRead, ReadState
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.process_vm_transport import ProcessVmTransport
 from tandem.wire.peer_auth import PeerAuth
@@ -34,31 +35,31 @@ from tests.unit.worker.fake_model import FakeExecutor, fake_model
 PATIENT_S = 4.0
 
 
+class HeldRead:
+    """A read that is posted once the gate of its transport is open; until then it is pending."""
+
+    def __init__(self, gate: threading.Event, post: Callable[[], PostedRead]) -> None:
+        self._gate = gate
+        self._post = post
+
+    def poll(self) -> ReadState:
+        return self._post().poll() if self._gate.is_set() else ReadState.PENDING
+
+
 class HeldTransport(ProcessVmTransport):
-    """Posts a read only while `gate` is open; until then its handle is pending."""
+    """Posts a read only while `gate` is open; until then it is pending."""
 
     def __init__(self, pool: MemoryPool, agent: str) -> None:
         super().__init__(pool, agent)
         self.gate = threading.Event()
         self.gate.set()
-        self._held: dict[int, tuple[TransportPeer, Sequence[BlockCopy]]] = {}
-        self._real: dict[int, int] = {}
-        self._next = 10**6
+        self.num_held = 0
 
-    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> int:
+    def post_read(self, peer: TransportPeer, copies: Sequence[BlockCopy]) -> PostedRead:
         if self.gate.is_set():
             return super().post_read(peer, copies)
-        self._next += 1
-        self._held[self._next] = (peer, copies)
-        return self._next
-
-    def poll(self, handle: int) -> ReadState:
-        if handle not in self._held:
-            return super().poll(handle)
-        if not self.gate.is_set():
-            return ReadState.PENDING
-        peer, copies = self._held.pop(handle)
-        return super().poll(super().post_read(peer, copies))
+        self.num_held += 1
+        return HeldRead(self.gate, partial(super().post_read, peer, copies))
 
 
 @dataclass(slots=True)

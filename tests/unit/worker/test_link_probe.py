@@ -96,7 +96,7 @@ async def test_an_abandoned_probe_leaves_nothing_and_a_second_caller_shares_it(n
     producer, consumer = await nodes.start(), await nodes.start()
     consumer.transport.gate.clear()
     calls = [asyncio.create_task(measure(consumer, producer.worker.me)) for _ in range(3)]
-    await until(lambda: len(consumer.transport._held))
+    await until(lambda: consumer.transport.num_held)
     calls[0].cancel()
     await asyncio.gather(calls[0], return_exceptions=True)
     consumer.transport.gate.set()
@@ -114,7 +114,7 @@ async def test_a_worker_that_stops_in_the_middle_ends_it(nodes: Nodes, monkeypat
     producer, consumer = await nodes.start(), await nodes.start(handoff=HandoffConfig(drain_timeout_s=3600.0))
     consumer.transport.gate.clear()
     call = asyncio.create_task(measure(consumer, producer.worker.me))
-    await until(lambda: len(consumer.transport._held))
+    await until(lambda: consumer.transport.num_held)
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(consumer.worker.stop(), call, return_exceptions=True)
     assert call.done() and not consumer.worker._link_monitor._running
@@ -125,7 +125,7 @@ async def test_the_probe_queue_is_bounded(nodes: Nodes, monkeypatch: pytest.Monk
     producer, other, consumer = await nodes.start(), await nodes.start(), await nodes.start()
     consumer.transport.gate.clear()
     first = asyncio.create_task(measure(consumer, producer.worker.me))
-    await until(lambda: len(consumer.transport._held))
+    await until(lambda: consumer.transport.num_held)
     assert (await measure(consumer, other.worker.me)).refusal.kind == "overloaded"
     consumer.transport.gate.set()
     assert (await first).report.num_bytes > 0

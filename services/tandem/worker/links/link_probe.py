@@ -25,7 +25,7 @@ from tandem.engine.effects import StartRead
 from tandem.engine.transfer_messages import ReadDone, TransportPeer
 from tandem.kv.handoff import BlockDigest
 from tandem.transfer.interface import PeerError
-from tandem.transfer.link_detection import Counters, LinkEndpoints, TransferSample, detect_link_type, read_counters
+from tandem.transfer.link_detection import Counters, LinkEndpoints, detect_link_type, read_counters
 from tandem.wire.peer_auth import PeerAuth, reason_of
 from tandem.worker.kv.handshake import ANSWER_S, Source, open_source
 from tandem.worker.kv.transfer_client import TransferClient
@@ -117,7 +117,7 @@ class LinkProbe:
         after = await self._count()
         await passes.run(1, 1, limit_s)
         ends, num_read = self._ends(verified), together.num_bytes + alone.num_bytes
-        link_type, evidence = detect_link_type(TransferSample(num_read, idle, before, after), ends)
+        link_type, evidence = detect_link_type(num_read, idle, before, after, ends)
         seconds = num_read / max(together.bytes_per_s, alone.bytes_per_s)
         report = LinkReport(source=source, link_type=link_type, evidence=evidence, num_bytes=num_read, seconds=seconds)
         return report, ends

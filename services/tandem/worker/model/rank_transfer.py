@@ -68,8 +68,8 @@ def _working(nixl: NixlTransport) -> NixlTransport:
     began = clock.now()
     problem = "the bytes did not arrive intact"
     try:
-        handle = nixl.post_self_test()
-        while (state := nixl.poll(handle)) is ReadState.PENDING and clock.now() - began < SELF_TEST_S:
+        test = nixl.post_self_test()
+        while (state := test.poll()) is ReadState.PENDING and clock.now() - began < SELF_TEST_S:
             pause.wait(SELF_TEST_POLL_S)
         if state is ReadState.DONE:
             return nixl

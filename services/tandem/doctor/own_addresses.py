@@ -1,21 +1,25 @@
-"""Check that the addresses on which Tandem listens are free, or are used by a running Tandem already."""
+"""Check the addresses of this machine's programs: that those on which they listen are free, or are used by a running
+Tandem already; that other machines can use the one that workers advertise; and that the machines of one worker can
+reach its first one.
+"""
 
 from __future__ import annotations
 
 import errno
 import http.client
 import socket
-from contextlib import closing, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import grpc
 
-from tandem.core.addresses import format_host
-from tandem.core.config import ClusterConfig, Config
+from tandem.core.addresses import format_host, is_loopback
+from tandem.core.config import ClusterConfig, Config, WorkerConfig
 from tandem.core.errors import TandemError
-from tandem.doctor.finding import Finding, fail, ok
-from tandem.doctor.tls import trusting
+from tandem.doctor.finding import Finding, fail, ok, skip, warn
+from tandem.doctor.tls import http_connection, trusting
 from tandem.wire.channels import TLS_NAME
 from tandem.wire.tls import TlsFiles
 
@@ -23,6 +27,9 @@ _ANSWER_S = 2.0
 _HEALTH = "/grpc.health.v1.Health/Check"
 _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 Speaks = Literal["http", "grpc", "metrics"]
+AddressRule = Callable[[WorkerConfig, Mapping[str, str]], str]
+"""Signature of a rule: `rule(settings, environment)` returns the host:port to advertise, and raises TandemError if
+there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +111,8 @@ def _get(host: str, port: int, cert_file: str) -> bytes:
     """Return the body of /health; empty if there is no response with status 200, over TLS with the certificate of
     `cert_file` where there is one."""
     with suppress(OSError, http.client.HTTPException):
-        if cert_file:
-            context = trusting(cert_file)
-            opened: http.client.HTTPConnection = http.client.HTTPSConnection(
-                host, port, timeout=_ANSWER_S, context=context
-            )
-        else:
-            opened = http.client.HTTPConnection(host, port, timeout=_ANSWER_S)
-        with closing(opened) as connection:
+        context = trusting(cert_file) if cert_file else None
+        with http_connection(host, port, _ANSWER_S, context) as connection:
             connection.request("GET", "/health")
             answer = connection.getresponse()
             return answer.read(1024) if answer.status == 200 else b""
@@ -158,3 +159,69 @@ def _answers_grpc(target: str, credentials: grpc.ChannelCredentials | None) -> b
 
 def _endpoint(configured: ConfiguredAddress) -> str:
     return f"{format_host(configured.host)}:{configured.port}"
+
+
+def check_advertised(worker: WorkerConfig, environ: Mapping[str, str], rule: AddressRule) -> Finding:
+    """Return a finding on whether other machines can use the address that a worker with the settings `worker` would
+    advertise.
+
+    `environ`: environment variables. `rule`: computes that address as a worker does. Resolves the host name in the
+    address, which may block."""
+    try:
+        address = rule(worker, environ)
+    except TandemError as error:
+        fix = (
+            "set worker.advertise_address=HOST:0 with a HOST that others reach; in a pod set POD_IP by the downward API"
+        )
+        return fail("advertise-address", error.message, fix)
+    summary = f"workers are advertised at {address.removesuffix(':0')}"
+    try:
+        found = socket.getaddrinfo(address.rpartition(":")[0].strip("[]"), None, type=socket.SOCK_STREAM)
+    except OSError:
+        fix = (
+            "set worker.advertise_address to a name that the other machines' DNS knows, or to an IP address of this "
+            "machine"
+        )
+        return fail("advertise-address", f"{summary}, which cannot be resolved: nobody can reach them", fix)
+    leads_to = list(dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found))
+    if is_loopback(leads_to[0]) and not is_loopback(worker.host):
+        fix = "set worker.advertise_address=HOST:0 at which other machines reach this one (`hostname -I`)"
+        return warn("advertise-address", f"{summary}, a loopback address: other machines would reach themselves", fix)
+    if any(map(_is_local, leads_to)):
+        return ok("advertise-address", f"{summary}, which is on this machine")
+    return ok("advertise-address", f"{summary} ({', '.join(leads_to)}), which must forward to this machine")
+
+
+def _is_local(address: str) -> bool:
+    """Check whether an IP address belongs to this machine, by binding it."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def check_nodes(config: Config) -> Finding:
+    """Return a finding on whether the ranks of a worker that spans engine.nnodes machines can find each other, as far
+    as this machine's settings and name resolution show it. Resolves engine.master_addr, which may block."""
+    engine = config.engine
+    if engine.nnodes == 1:
+        return skip("nodes", "all ranks of a worker are on its machine: engine.nnodes is 1")
+    ranks = f"{engine.ranks_per_node} of the {engine.tensor_parallel} ranks are on each of {engine.nnodes} machines"
+    where = f"{engine.master_addr}:{engine.master_port}"
+    if is_loopback(config.worker.host):
+        fix = "set worker.host to this machine's address in their private network"
+        return warn("nodes", f"{ranks}, and worker.host is a loopback address, which the others do not reach", fix)
+    if not engine.master_addr:
+        return ok("nodes", f"{ranks}; the first machine accepts the others at port {engine.master_port}")
+    try:
+        found = socket.getaddrinfo(engine.master_addr, engine.master_port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        fix = "set engine.master_addr to a name that DNS knows on all machines, or to an IP address of the first one"
+        return fail("nodes", f"{ranks}, and {engine.master_addr} cannot be resolved: {error}", fix)
+    if engine.node_rank and is_loopback(str(found[0][4][0])):
+        fix = "set engine.master_addr to the address of the first machine in the private network"
+        return warn("nodes", f"{ranks}, and {where} is this machine itself, which is not the first one", fix)
+    return ok("nodes", f"{ranks}; the first machine accepts the others at {where}")

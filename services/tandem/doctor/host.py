@@ -1,15 +1,22 @@
-"""Check this machine's limits: locked memory and open files of a process, and the size of shared memory."""
+"""Check this machine itself: the processor's vector instructions and the C++ compiler, which compiled CPU kernels need;
+the limits of locked memory and open files of a process; and the size of shared memory.
+"""
 
 from __future__ import annotations
 
-import os
+import platform
 import re
 import resource
+import shutil
 from dataclasses import dataclass
 
-from tandem.doctor.finding import Finding, fail, format_bytes, ok, skip, warn
+from tandem.core.config import Config
+from tandem.doctor.finding import Finding, fail, format_bytes, ok, skip, warn, wrong
 from tandem.doctor.system import System
 
+COMPILERS = ("c++", "g++", "clang++")
+"""Used if CXX is unset; the first that is found builds the kernels."""
+_VECTORS = (("avx512f", "AVX-512"), ("avx2", "AVX2"), ("asimd", "NEON"))
 _IPC_LOCK_BIT = 14
 """Bit of CAP_IPC_LOCK (capabilities(7)): a process with this capability may lock any amount of memory."""
 OWN_FILES = 1024
@@ -20,6 +27,40 @@ SHM_NEEDED_BYTES = 160 << 20
 few workers."""
 SHM_USUAL_BYTES = 1 << 30
 """Shared memory that is enough for more workers. Docker's default of 64 MiB is less than `SHM_NEEDED_BYTES`."""
+
+
+def check_cpu(system: System, config: Config) -> tuple[Finding, ...]:
+    """Return findings on the processor's vector instructions and on the C++ compiler, which CPU kernels need. Skipped
+    if model.device is cuda.
+
+    Without vector instructions or compiler a CPU worker computes correctly but slowly, which is a warning. A missing
+    compiler is a failure if engine.kernels is compiled."""
+    if config.model.device == "cuda":
+        return (skip("cpu", "model.device is cuda, which uses no CPU kernels"),)
+    return (_vectors(system), _compiler(system, is_fatal=config.engine.kernels == "compiled"))
+
+
+def _vectors(system: System) -> Finding:
+    lines = system.text("/proc/cpuinfo").splitlines()
+    features = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
+    machine = platform.machine()
+    for flag, name in _VECTORS:
+        if flag in features:
+            return ok("cpu", f"{machine} with {name}")
+    summary = f"{machine} with none of {', '.join(name for _, name in _VECTORS)}"
+    return warn("cpu", f"{summary}: steps take several times as long", "run workers on a processor with AVX2 or NEON")
+
+
+def _compiler(system: System, *, is_fatal: bool) -> Finding:
+    for name in filter(None, (system.environ.get("CXX"), *COMPILERS)):
+        if found := shutil.which(name, path=system.environ.get("PATH")):
+            return ok("compiler", found)
+    return wrong(
+        "compiler",
+        f"no C++ compiler ({', '.join(COMPILERS)}): CPU kernels cannot be built, and torch's own are slower",
+        "run `apt-get install g++`, or set CXX to the path of one; engine.kernels=reference does without",
+        is_fatal=is_fatal,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,24 +137,15 @@ def check_shared_memory(system: System) -> Finding:
         "run `mount -o remount,size=1G /dev/shm`; docker: set --shm-size=1g; in a pod set "
         "`pools.<name>.sharedMemory: 1Gi`"
     )
-    sizes = read_shared_memory(system)
-    if sizes is None:
+    try:
+        size = shutil.disk_usage(system.path(SHM_DIRECTORY))
+    except OSError:
         return fail("shared-memory", f"there is no {SHM_DIRECTORY}, which Ray and UCX need for shared memory", fix)
-    num_bytes, num_free_bytes = sizes
-    summary = f"{format_bytes(num_free_bytes)} of {format_bytes(num_bytes)} are free in {SHM_DIRECTORY}"
-    if num_free_bytes < SHM_NEEDED_BYTES:
-        if num_bytes >= SHM_NEEDED_BYTES:
+    summary = f"{format_bytes(size.free)} of {format_bytes(size.total)} are free in {SHM_DIRECTORY}"
+    if size.free < SHM_NEEDED_BYTES:
+        if size.total >= SHM_NEEDED_BYTES:
             fix = f"delete files that crashed processes left (`ls -l {SHM_DIRECTORY}`), or enlarge it: {fix}"
         return fail("shared-memory", f"{summary}, and a Ray with workers needs {format_bytes(SHM_NEEDED_BYTES)}", fix)
-    if num_bytes < SHM_USUAL_BYTES:
+    if size.total < SHM_USUAL_BYTES:
         return warn("shared-memory", f"{summary}, enough for a few small workers only", fix)
     return ok("shared-memory", summary)
-
-
-def read_shared_memory(system: System) -> tuple[int, int] | None:
-    """Return the size of shared memory (/dev/shm) and how much of it is free, in bytes; None if there is none."""
-    try:
-        found = os.statvfs(system.path(SHM_DIRECTORY))
-    except OSError:
-        return None
-    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
