@@ -36,37 +36,20 @@ class JobGroupPhase(Enum):
     ENDED = auto()
 
 
+_OPEN = set(JobGroupPhase) - {JobGroupPhase.ENDED}
+
+
 class JobGroupStep(Enum):
-    """Name the events that move a job group from one phase to another; PHASE_TABLE defines the moves."""
+    """Name the events that move a job group from one phase to another. The value of each is a pair: the phases in which
+    it may happen, and the phase to which it leads."""
 
-    PLACED = auto()
-    BOOKED = auto()
-    STARTED = auto()
-    OFFERED = auto()
-    WITHDRAWN = auto()
-    NO_ROOM = auto()
-    END = auto()
-
-
-PHASE_TABLE: dict[tuple[JobGroupPhase, JobGroupStep], JobGroupPhase] = {
-    (JobGroupPhase.QUEUED, JobGroupStep.PLACED): JobGroupPhase.RESERVING,
-    (JobGroupPhase.QUEUED, JobGroupStep.END): JobGroupPhase.ENDED,
-    (JobGroupPhase.FINDING_CONSUMER, JobGroupStep.PLACED): JobGroupPhase.RESERVING,
-    (JobGroupPhase.FINDING_CONSUMER, JobGroupStep.WITHDRAWN): JobGroupPhase.RUNNING,
-    (JobGroupPhase.FINDING_CONSUMER, JobGroupStep.NO_ROOM): JobGroupPhase.QUEUED,
-    (JobGroupPhase.FINDING_CONSUMER, JobGroupStep.END): JobGroupPhase.ENDED,
-    (JobGroupPhase.RESERVING, JobGroupStep.BOOKED): JobGroupPhase.STARTING,
-    (JobGroupPhase.RESERVING, JobGroupStep.STARTED): JobGroupPhase.RUNNING,
-    (JobGroupPhase.RESERVING, JobGroupStep.OFFERED): JobGroupPhase.FINDING_CONSUMER,
-    (JobGroupPhase.RESERVING, JobGroupStep.NO_ROOM): JobGroupPhase.QUEUED,
-    (JobGroupPhase.RESERVING, JobGroupStep.END): JobGroupPhase.ENDED,
-    (JobGroupPhase.STARTING, JobGroupStep.STARTED): JobGroupPhase.RUNNING,
-    (JobGroupPhase.STARTING, JobGroupStep.NO_ROOM): JobGroupPhase.QUEUED,
-    (JobGroupPhase.STARTING, JobGroupStep.END): JobGroupPhase.ENDED,
-    (JobGroupPhase.RUNNING, JobGroupStep.OFFERED): JobGroupPhase.FINDING_CONSUMER,
-    (JobGroupPhase.RUNNING, JobGroupStep.NO_ROOM): JobGroupPhase.QUEUED,
-    (JobGroupPhase.RUNNING, JobGroupStep.END): JobGroupPhase.ENDED,
-}
+    PLACED = {JobGroupPhase.QUEUED, JobGroupPhase.FINDING_CONSUMER}, JobGroupPhase.RESERVING
+    BOOKED = {JobGroupPhase.RESERVING}, JobGroupPhase.STARTING
+    STARTED = {JobGroupPhase.RESERVING, JobGroupPhase.STARTING}, JobGroupPhase.RUNNING
+    OFFERED = {JobGroupPhase.RESERVING, JobGroupPhase.RUNNING}, JobGroupPhase.FINDING_CONSUMER
+    WITHDRAWN = {JobGroupPhase.FINDING_CONSUMER}, JobGroupPhase.RUNNING
+    NO_ROOM = _OPEN - {JobGroupPhase.QUEUED}, JobGroupPhase.QUEUED
+    END = _OPEN, JobGroupPhase.ENDED
 
 
 @dataclass(eq=False, slots=True)
@@ -166,13 +149,12 @@ class JobGroup:
         return self.progress
 
     def move(self, step: JobGroupStep) -> None:
-        """Change `phase` by a step, as PHASE_TABLE defines.
-
-        Raises RuntimeError, and changes nothing, for a step that the table does not list.
-        """
-        if (self.phase, step) not in PHASE_TABLE:
+        """Change `phase` by a step. Raises RuntimeError, and changes nothing, for a step that may not happen in this
+        phase."""
+        before, after = step.value
+        if self.phase not in before:
             raise RuntimeError(f"{self!r} cannot take {step.name}")
-        self.phase = PHASE_TABLE[self.phase, step]
+        self.phase = after
 
     def find(self, worker: WorkerRef, attempt: int) -> WorkerJob | None:
         """Return the open job with the attempt number `attempt` at `worker`; None when there is none."""
