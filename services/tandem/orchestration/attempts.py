@@ -50,7 +50,7 @@ class Attempts:
 
     def __init__(self, request: Request, handoff: HandoffId, choices: Mapping[int, Choice]) -> None:
         self.num_retries = 0
-        all_choices = JobGroup(choices)
+        all_choices = JobGroup(set(choices))
         self.job_groups = [all_choices]
         self._request = request
         self._handoff = handoff

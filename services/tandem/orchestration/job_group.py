@@ -18,8 +18,8 @@ its own, and those without tokens stay together, because a job of several choice
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from tandem.core.ids import HandoffKey, JobKey, WorkerRef
@@ -87,6 +87,7 @@ class KVOffer:
     prefill: PrefillJob | None = None
 
 
+@dataclass(eq=False, slots=True)
 class JobGroup:
     """Hold the choices that run as one job, and the open jobs of the workers that run them (`works`).
 
@@ -103,34 +104,18 @@ class JobGroup:
       first token, by the prefill worker. DECODE: at least one token by the worker that decodes.
     """
 
-    __slots__ = (
-        "choices",
-        "num_fruitless",
-        "num_retries",
-        "phase",
-        "prefix",
-        "progress",
-        "progress_at",
-        "source",
-        "target",
-        "unanswered",
-        "unfit",
-        "works",
-    )  # fmt: skip
-
-    def __init__(self, choices: Iterable[int], num_fruitless: int = 0, num_retries: int = 0) -> None:
-        self.choices = set(choices)
-        self.phase = JobGroupPhase.QUEUED
-        self.works: list[WorkerJob] = []
-        self.unanswered: WorkerJob | None = None
-        self.source: KVOffer | None = None
-        self.prefix: RemotePrefix | None = None
-        self.target: WorkerRef | None = None
-        self.unfit: set[WorkerRef] = set()
-        self.num_fruitless = num_fruitless
-        self.num_retries = num_retries
-        self.progress_at = 0
-        self.progress = LedgerPhase.FIRST
+    choices: set[int]
+    num_fruitless: int = 0
+    num_retries: int = 0
+    phase: JobGroupPhase = JobGroupPhase.QUEUED
+    works: list[WorkerJob] = field(default_factory=list)
+    unanswered: WorkerJob | None = None
+    source: KVOffer | None = None
+    prefix: RemotePrefix | None = None
+    target: WorkerRef | None = None
+    unfit: set[WorkerRef] = field(default_factory=set)
+    progress_at: int = 0
+    progress: LedgerPhase = LedgerPhase.FIRST
 
     @property
     def ledger_phase(self) -> LedgerPhase:
@@ -229,9 +214,8 @@ class JobGroup:
 
         Each job with this choice is divided between the two groups.
         """
-        part = JobGroup((choice,), self.num_fruitless, self.num_retries)
-        part.phase, part.progress_at = self.phase, self.progress_at
-        part.prefix, part.progress = self.prefix, self.progress
+        part = JobGroup({choice}, self.num_fruitless, self.num_retries, self.phase, prefix=self.prefix)
+        part.progress_at, part.progress = self.progress_at, self.progress
         self.choices.discard(choice)
         for work in [work for work in self.works if choice in work.choices]:
             part.works.append(WorkerJob(work.worker, work.job, {choice}, work.is_handed_off))
@@ -247,15 +231,15 @@ class JobGroup:
         do not matter, but a choice between them that has tokens or is in another group separates them. `num_tokens`:
         for each choice of the request that has not ended, by index, the number of tokens that the client has.
         """
-        groups: list[list[int]] = []
+        groups: list[set[int]] = []
         previous: int | None = None
         for index in sorted(num_tokens):
             is_free = index in self.choices and not num_tokens[index]
             if index in self.choices:
                 if is_free and previous is not None:
-                    groups[-1].append(index)
+                    groups[-1].add(index)
                 else:
-                    groups.append([index])
+                    groups.append({index})
             previous = index if is_free else None
         if len(groups) == 1:
             return [self]
