@@ -42,7 +42,7 @@ from tandem.orchestration.request_state import RequestState
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.placement import Placement
 from tandem.routing.prefix_accuracy import Prediction
-from tandem.routing.rebalance import Rebalancing, Relocation
+from tandem.routing.rebalance import Rebalancing
 from tandem.routing.worker_view import WorkerView
 from tandem.scaling.demand_totals import QueueBacklog
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
@@ -171,7 +171,9 @@ class RequestDirector:
         self._queue = PlacementQueue(workers.candidates(), config, targets, prefixes, workers.routing)
         targets_s = {lane: target_s for lane in Lane if (target_s := targets.lane(lane).itl_s) > 0}
         rules = Rebalancing(targets_s, config.rebalance_min_gain, workers.routing.links)
-        self._rebalancer = Rebalancer(workers.candidates(), rules, config.rebalance_max_moves)
+        self._rebalancer = Rebalancer(
+            workers.candidates(), rules, config.rebalance_max_moves, only_advises=config.rebalance == "explain"
+        )
         self._open: dict[RequestId, OpenRequest] = {}
 
     # ---- what is open
@@ -454,16 +456,14 @@ class RequestDirector:
         if self._config.rebalance == "off" or not self._rebalancer.is_due(now):
             return out
         out += self._rebalancer.ended(self._open, now)
-        is_begun = self._config.rebalance == "on"
         of_clients = [one for one in self._open.values() if one.fixed_placement is None]
         failing = self._queue.breaker.excluded(now)
-        moves: list[Relocation] = []
-        moves += self._rebalancer.plan(of_clients, failing, now, is_begun=is_begun)
+        moves = self._rebalancer.plan(of_clients, failing, now)
         unfit = failing | self._queue.full(Lane.BATCH, now)  # those that refused a request of any lane
-        moves += self._rebalancer.plan_resumes(self._open, unfit, now, is_begun=is_begun)
-        moves += self._rebalancer.plan_leaves(of_clients, unfit, now, is_begun=is_begun)
+        moves += self._rebalancer.plan_resumes(self._open, unfit, now)
+        moves += self._rebalancer.plan_leaves(of_clients, unfit, now)
         for move in moves:
-            if is_begun:
+            if self._config.rebalance == "on":
                 relocate = partial(_relocate, choice=move.key.choice, target=move.target)
                 out += self._decide(move.key.request, relocate, now)
             else:

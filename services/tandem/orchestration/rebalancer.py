@@ -17,15 +17,7 @@ from tandem.core.lane import Lane
 from tandem.core.request import ResumeJob
 from tandem.orchestration.commands import MoveOutcome, ReportMove
 from tandem.orchestration.request_state import RequestState
-from tandem.routing.rebalance import (
-    MovableSequence,
-    PlannedLeave,
-    PlannedMove,
-    PlannedResume,
-    Rebalancing,
-    Relocation,
-    SlowWorker,
-)
+from tandem.routing.rebalance import MovableSequence, Rebalancing, Relocation, SlowWorker
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import Pair, WorkerView, decode_cost
 
@@ -95,14 +87,20 @@ class Rebalancer:
     Each gateway moves its own requests only. Where a slow worker decodes for several gateways, each of them moves
     sequences at a rate in proportion to its part of the worker's sequences, and begins at a different time, so that
     together they move about one per `PERIOD_S`. `ranking`: the workers that the gateway knows. `rules`: chooses
-    sequences and targets. A request that was retried or moved `max_moves` times stays. The caller begins the moves that
-    the `plan` methods return, and gets their outcomes from `ended`.
+    sequences and targets. A request that was retried or moved `max_moves` times stays.
+
+    The caller begins the moves that the `plan` methods return; each of them is followed until `ended` returns its
+    outcome. With `only_advises` the moves are only advice: that of `plan` and `plan_leaves` is repeated every `HOLD_S`
+    seconds, that of `plan_resumes` is given once for each preemption.
     """
 
-    def __init__(self, ranking: WorkerRanking, rules: Rebalancing, max_moves: int) -> None:
+    def __init__(
+        self, ranking: WorkerRanking, rules: Rebalancing, max_moves: int, *, only_advises: bool = False
+    ) -> None:
         self._rules = rules
         self._ranking = ranking
         self._max_moves = max_moves
+        self._only_advises = only_advises
         self._moves: dict[Pair, _OpenMove] = {}
         self._next_at: dict[WorkerRef, float] = {}
         """For each slow worker, when a sequence may move away from it next."""
@@ -121,15 +119,11 @@ class Rebalancer:
         """Return whether `PERIOD_S` seconds have passed since the last call of `plan`."""
         return now >= self._due_at
 
-    def plan(
-        self, requests: Iterable[HasState], failing: Set[WorkerRef], now: float, *, is_begun: bool
-    ) -> list[PlannedMove]:
+    def plan(self, requests: Iterable[HasState], failing: Set[WorkerRef], now: float) -> list[Relocation]:
         """Return the moves to begin now from slow decode workers to faster ones.
 
         `requests`: the open requests of this gateway that may move. `failing`: workers that are neither source nor
-        target, because their jobs keep failing. `is_begun`: True if the caller begins the moves, each of which is then
-        followed until `ended` returns its outcome. False if the moves are only advice, which is repeated every `HOLD_S`
-        seconds. `now`: seconds of one clock.
+        target, because their jobs keep failing. `now`: seconds of one clock.
         """
         self._due_at = now + PERIOD_S
         excluded = self._excluded(now)
@@ -140,24 +134,24 @@ class Rebalancer:
         # The one that has waited longest goes first, because several may want to use the same target.
         slow.sort(key=lambda one: self._next_at[one.view.ref])
         due = {one.view.ref: one for one in slow if now >= self._next_at[one.view.ref] and one.view.ref not in busy}
-        moves: list[PlannedMove] = []
+        moves: list[Relocation] = []
+        unusable = excluded | self._moves.keys()
         for source, sequences in self._sequences(requests, due.keys()).items():
+            turn_s = _turn_s(due[source], sequences)
             if source not in self._begun and sequences:
                 self._begun.add(source)
-                first_s = _turn_s(due[source], sequences) - PERIOD_S
-                self._next_at[source] = now + first_s * crc32(sequences[0].key.request.encode()) / 2**32
+                share = crc32(sequences[0].key.request.encode()) / 2**32
+                self._next_at[source] = now + (turn_s - PERIOD_S) * share
             if source in busy or now < self._next_at[source]:
                 continue
-            move = self._rules.plan(due[source], sequences, busy, excluded | self._moves.keys())
-            if move is not None:
-                moves.append(move)
-                busy |= {move.source, move.target}
-                self._next_at[source] = now + (_turn_s(due[source], sequences) if is_begun else HOLD_S)
-            else:
+            move = self._rules.plan(due[source], sequences, busy, unusable)
+            if move is None:
                 self._next_at[source] = now + (RETRY_S if busy else HOLD_S)
-            if move is not None and is_begun:
-                self._moves[move.source, move.target] = _OpenMove(move, now)
-        return moves
+                continue
+            moves.append(move)
+            busy |= {move.source, move.target}
+            self._next_at[source] = now + (HOLD_S if self._only_advises else turn_s)
+        return self._follow(moves, now)
 
     def preempted(self, key: JobKey, next_index: int, worker: WorkerRef, now: float) -> None:
         """Record that `worker` has preempted a choice at the time `now`. `key`: the key of the choice in its job there.
@@ -182,15 +176,14 @@ class Rebalancer:
         return one.key, one.next_index, now - one.since
 
     def plan_resumes(
-        self, open_requests: Mapping[RequestId, HasState], excluded: Set[WorkerRef], now: float, *, is_begun: bool
-    ) -> list[PlannedResume]:
+        self, open_requests: Mapping[RequestId, HasState], excluded: Set[WorkerRef], now: float
+    ) -> list[Relocation]:
         """Return the moves, to begin now, by which preempted choices go on at workers with room. A choice may move once
         it has waited for `PAUSE_S` seconds on the worker that preempted it. The most urgent lane comes first, and
         within a lane the choice that has waited longest.
 
-        `open_requests`: the open requests of this gateway, by id. `excluded`: workers to which nothing moves.
-        `is_begun`: as for `plan`, but advice is given once for each preemption. Preempted choices that have gone on or
-        ended are forgotten.
+        `open_requests`: the open requests of this gateway, by id. `excluded`: workers to which nothing moves. Preempted
+        choices that have gone on or ended are forgotten.
         """
         due: list[tuple[Lane, float, _Preemption]] = []
         for choice, one in list(self._preempted.items()):
@@ -200,7 +193,7 @@ class Rebalancer:
                 del self._preempted[choice]
             elif now >= max(one.since + PAUSE_S, one.tried_at + HOLD_S) and next_index == one.next_index:
                 due.append((request.state.request.lane, one.since, one))
-        moves: list[PlannedResume] = []
+        moves: list[Relocation] = []
         if not due:
             return moves
         busy, unusable = self._busy(now), self._excluded(now) | self._moves.keys()
@@ -220,22 +213,18 @@ class Rebalancer:
                 continue
             moves.append(move)
             busy |= {move.source, move.target}
-            if is_begun:
-                self._moves[move.source, move.target] = _OpenMove(move, now)
-            else:
+            if self._only_advises:
                 del self._preempted[one.key.request, one.key.choice]
-        return moves
+        return self._follow(moves, now)
 
-    def plan_leaves(
-        self, requests: Iterable[HasState], excluded: Set[WorkerRef], now: float, *, is_begun: bool
-    ) -> list[PlannedLeave]:
+    def plan_leaves(self, requests: Iterable[HasState], excluded: Set[WorkerRef], now: float) -> list[Relocation]:
         """Return the moves, to begin now, by which sequences leave prefill workers and go on at workers with room. The
         most urgent lane comes first, and each prefill worker is the source of at most one move at a time. Sequences
         decode on a prefill worker after its role was changed, or because no other worker had room.
 
         `requests`: the open requests of this gateway that may move. `excluded`: workers to which nothing moves.
-        `is_begun`: as for `plan`. Preempted choices are left to `plan_resumes`."""
-        moves: list[PlannedLeave] = []
+        Preempted choices are left to `plan_resumes`."""
+        moves: list[Relocation] = []
         if now < self._leaves_due_at:
             return moves
         self._leaves_due_at = now + HOLD_S
@@ -257,26 +246,29 @@ class Rebalancer:
         # Those without a worker to go to must not keep the others from being examined.
         kinds = {(view.model, view.fingerprint) for view in seated}
         able = (entry for entry in leaving if (sources[entry[3]].model, sources[entry[3]].fingerprint) in kinds)
-        for _, _, key, source, one in nsmallest(MAX_EXAMINED, able):
+        for *_, source, one in nsmallest(MAX_EXAMINED, able):
             if source in busy:
                 continue
             free = (view for view in seated if view.ref not in busy and (source, view.ref) not in unusable)
-            target = self._rules.leave_target(sources[source], one, free)
-            if target is not None:
-                moves.append(move := PlannedLeave(key, source, target))
-                busy |= {source, target}
-                if is_begun:
-                    self._moves[source, target] = _OpenMove(move, now)
+            move = self._rules.plan_leave(sources[source], one, free)
+            if move is not None:
+                moves.append(move)
+                busy |= {move.source, move.target}
+        return self._follow(moves, now)
+
+    def _follow(self, moves: list[Relocation], now: float) -> list[Relocation]:
+        """Record moves that the caller begins now, and return them. Records nothing where they are only advice."""
+        if not self._only_advises:
+            self._moves |= {(move.source, move.target): _OpenMove(move, now) for move in moves}
         return moves
 
-    def _resume(self, one: _Preemption, state: RequestState, free: list[WorkerView]) -> PlannedResume | None:
+    def _resume(self, one: _Preemption, state: RequestState, free: list[WorkerView]) -> Relocation | None:
         source = self._ranking.find(state.request.model, one.worker)
         if source is None or state.num_retries >= self._max_moves:
             return None
         for sequence in state.movable(one.worker):
             if sequence.key == one.key:
-                target = self._rules.resume_target(source, sequence, free)
-                return None if target is None else PlannedResume(one.key, one.worker, target)
+                return self._rules.plan_resume(source, sequence, free)
         return None
 
     def ended(self, open_requests: Mapping[RequestId, HasState], now: float) -> list[ReportMove]:
@@ -288,15 +280,15 @@ class Rebalancer:
             if outcome is None:
                 continue
             del self._moves[pair]
-            if isinstance(move.planned, PlannedLeave):
+            if move.planned.reason == "prompts_only":
                 self._leaves_due_at = now  # the next one may leave
                 if outcome is MoveOutcome.WITHDRAWN:
                     self._kept_until[move.planned.key] = now + FIRST_BACKOFF_S
             if outcome is MoveOutcome.MOVED:
                 self._backoffs.pop(pair, None)
-                if isinstance(move.planned, PlannedResume):
+                if move.planned.reason == "preempted":
                     outcome = MoveOutcome.RESUMED
-            elif outcome is MoveOutcome.WITHDRAWN and isinstance(move.planned, PlannedResume):
+            elif outcome is MoveOutcome.WITHDRAWN and move.planned.reason == "preempted":
                 self._resting_until[pair] = now + HOLD_S
             elif outcome is MoveOutcome.WITHDRAWN:
                 before = self._backoffs.get(pair)
