@@ -627,7 +627,7 @@ class RequestDirector:
     ) -> None:
         """Update the circuit breaker, the rebalancer and the measured bandwidths by an event that is not a token."""
         if isinstance(event, Finished):
-            self._queue.breaker.on_success(worker)
+            self._queue.breaker.clear(worker)
         elif isinstance(event, Preempted):
             if self._config.rebalance != "off" and open_request.fixed_placement is None:
                 self._rebalancer.preempted(event.key, event.next_index, worker, now)
