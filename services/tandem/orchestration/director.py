@@ -6,6 +6,7 @@ simulations run the same code for queueing, placement and retries as the product
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -601,23 +602,45 @@ class RequestDirector:
         return ()
 
     def _timeout(self, open_request: OpenRequest, now: float) -> TandemError | None:
-        """Return the error with which an overdue request ends; None where it may go on. The time in the queue counts
-        since the client last got something, so a request that returns to the queue does not begin its wait anew."""
+        """Return the error with which an overdue request ends; None where it may go on."""
         if open_request.deadline is not None:
-            error = deadline_error(
-                open_request.deadline - now, open_request.prefill_s if open_request.is_queued else 0.0
-            )
+            prefill_s = open_request.prefill_s if open_request.is_queued else 0.0
+            error = deadline_error(open_request.deadline - now, prefill_s)
             if error is not None:
                 return error
-        if not open_request.is_queued:
-            return None
+        return self._queue_timeout(open_request, now) if open_request.is_queued else None
+
+    def _queue_timeout(self, open_request: OpenRequest, now: float) -> TandemError | None:
+        """Return the NO_WORKER error for a queued request that has waited too long for workers, or None when it may
+        continue to wait.
+
+        The wait begins when the client last got something, so a request that returns to the queue does not begin it
+        anew. With `gateway.wake_timeout_s` a request may wait that long while no worker could serve it, and
+        `queue_timeout_s` from then on. Where workers are lost again and again, the sum of both limits the whole wait.
+        """
+        config, since = self._config, open_request.delivered_at
         model, lane = open_request.state.request.model, open_request.state.request.lane
-        why = partial(self._queue.why, model, lane, now)
-        no_worker_since, since = self._queue.hopeless_since(model, lane), open_request.delivered_at
-        if self._config.wake_timeout_s:
-            served_since = self._queue.served_since(model, lane)
-            return wake_timeout_error(self._config, since, no_worker_since, served_since, now, why)
-        return queue_timeout_error(self._config, since, no_worker_since, now, why)
+        no_worker_since = self._queue.hopeless_since(model, lane)
+        waited_s = now - since
+        unserved_s = -math.inf if no_worker_since is None else now - max(since, no_worker_since)
+        if config.wake_timeout_s:
+            served_since = now if no_worker_since is not None else self._queue.served_since(model, lane)
+            held_s = min(max(0.0, served_since - since), config.wake_timeout_s)
+            limits = [
+                (unserved_s, config.wake_timeout_s, "wake_timeout_s"),
+                (waited_s, held_s + config.queue_timeout_s, "wake_timeout_s and queue_timeout_s"),
+            ]
+        else:
+            limits = [
+                (waited_s, config.queue_timeout_s, "queue_timeout_s"),
+                (unserved_s, config.no_worker_wait_s, "no_worker_wait_s"),
+            ]
+        for spent_s, limit_s, setting in limits:
+            if spent_s >= limit_s:
+                why = self._queue.why(model, lane, now)
+                message = f"no worker could take the request within {limit_s:g} s (gateway.{setting}): {why}"
+                return TandemError(ErrorKind.NO_WORKER, message, retry_after_s=1.0)
+        return None
 
     def _is_stalled(self, open_request: OpenRequest, now: float) -> bool:
         return not open_request.is_queued and now - open_request.progress_at >= self._config.progress_timeout_s
@@ -695,49 +718,3 @@ def deadline_error(left_s: float, prefill_s: float) -> TandemError | None:
         reason = f"rejected, because the prompt takes {prefill_s:.3g} s and the client's deadline leaves {left_s:.3g} s"
         return TandemError(ErrorKind.SLO_MISS, reason, retry_after_s=1.0, reason="deadline")
     return None
-
-
-def queue_timeout_error(
-    config: GatewayConfig, since: float, no_worker_since: float | None, now: float, why: Callable[[], str]
-) -> TandemError | None:
-    """Return the NO_WORKER error for a request that has waited too long for workers, or None when it may continue to
-    wait.
-
-    `since`: when it arrived or its client got its last token. `no_worker_since`: when the last worker that could serve
-    it was lost; None while there is one. These times and `now` are seconds of one clock. `why`: function that returns
-    what the request waits for, as text for the error.
-    """
-    if now - since >= config.queue_timeout_s:
-        return _no_worker_error(config.queue_timeout_s, "queue_timeout_s", why())
-    if no_worker_since is not None and now - max(since, no_worker_since) >= config.no_worker_wait_s:
-        return _no_worker_error(config.no_worker_wait_s, "no_worker_wait_s", why())
-    return None
-
-
-def wake_timeout_error(
-    config: GatewayConfig,
-    since: float,
-    no_worker_since: float | None,
-    served_since: float,
-    now: float,
-    why: Callable[[], str],
-) -> TandemError | None:
-    """Return the NO_WORKER error for a request that has waited too long for workers, or None when it may continue to
-    wait; used in place of `queue_timeout_error` when `gateway.wake_timeout_s` is above 0.
-
-    While no worker could serve the request, it may wait `wake_timeout_s`. `served_since`: the time since which a worker
-    could serve it again, -infinity without such a time; from then on it may wait `queue_timeout_s`. Where workers are
-    lost again and again, the sum of both settings limits the whole wait. The other arguments are those of
-    `queue_timeout_error`.
-    """
-    if no_worker_since is not None and now - max(since, no_worker_since) >= config.wake_timeout_s:
-        return _no_worker_error(config.wake_timeout_s, "wake_timeout_s", why())
-    latest = config.wake_timeout_s if no_worker_since is not None else max(0.0, served_since - since)
-    if now - since >= min(latest, config.wake_timeout_s) + config.queue_timeout_s:
-        return _no_worker_error(now - since, "wake_timeout_s and queue_timeout_s", why())
-    return None
-
-
-def _no_worker_error(waited_s: float, setting: str, why: str) -> TandemError:
-    message = f"no worker could take the request within {waited_s:g} s (gateway.{setting}): {why}"
-    return TandemError(ErrorKind.NO_WORKER, message, retry_after_s=1.0)
