@@ -14,9 +14,8 @@ from tandem.core.ids import JobKey, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.routing.link_bandwidth import LinkBandwidth
-from tandem.routing.remote_prefix import can_serve_prefix
 from tandem.routing.routing_request import EXPECTED_OUTPUT
-from tandem.routing.worker_view import Pair, WorkerView, decode_cost, token_bytes
+from tandem.routing.worker_view import Pair, WorkerView, can_serve_prefix, decode_cost, token_bytes
 
 HANDOVER_STEPS = 2
 """Steps of the source that a hand-off costs besides the copy of the KV: the step of the last token there, and the step

@@ -119,6 +119,16 @@ def token_bytes(worker: WorkerView) -> float:
     return worker.block_bytes / worker.block_size if worker.block_size else 0.0
 
 
+def can_serve_prefix(producer: WorkerView, consumer: WorkerView) -> bool:
+    """Return whether the worker `consumer` can use KV blocks of the worker `producer`. The two must be different
+    workers, with equal fingerprint, block size and bytes per block."""
+    return (
+        producer.ref != consumer.ref
+        and producer.fingerprint == consumer.fingerprint
+        and (producer.block_size, producer.block_bytes) == (consumer.block_size, consumer.block_bytes)
+    )
+
+
 def prefill_cost(worker: WorkerView) -> Cost:
     """Return the sort key by which prefill workers are ranked: fewest queued prompt tokens first."""
     return (worker.queued_tokens, worker.ref.id)
