@@ -206,12 +206,13 @@ def decode_cost(speed: WorkerSpeed, request: RoutingRequest) -> DecodeCost:
     step = StepFeatures(num_decode_seqs=num_others + 1, decode_context=worker.num_held_tokens + num_context)
     itl_s = cost.predict(step)
     slower_s = num_others * (cost.decode_seq_s + cost.decode_context_s * num_context)
+    num_lacking = num_context - request.held(worker).num_tokens
     return DecodeCost(
         worker,
-        num_context - request.held(worker).num_tokens,
+        num_lacking,
         decode_s=DECODE_WEIGHT * request.num_output * (itl_s + slower_s),
         prompts_s=DECODE_WEIGHT * cost.prefill_token_s * worker.queued_tokens,
-        room_s=0.0 if _has_room(worker, request) else NO_ROOM_S,
+        room_s=0.0 if worker.has_room(num_lacking + request.num_output) else NO_ROOM_S,
     )
 
 
@@ -229,15 +230,6 @@ def transfer_s(producer: PrefillCost, consumer: DecodeCost, links: LinkBandwidth
     last_s = min(num_tokens, producer.num_uncached, producer.worker.num_step_tokens) * per_token_s
     exposed_s = max(last_s, all_s - producer.compute_s)
     return exposed_s + OVERLAPPED_WEIGHT * (all_s - exposed_s)
-
-
-def _has_room(worker: WorkerView, request: RoutingRequest) -> bool:
-    load = worker.load
-    if not worker.block_size or not load.num_blocks:
-        return True
-    num_tokens = request.num_context + request.num_output - request.held(worker).num_tokens
-    num_blocks = -(-num_tokens // worker.block_size)
-    return num_blocks * (1 + worker.num_inflight) <= load.num_free_blocks - load.num_reserved_blocks
 
 
 def plan_remote_prefix(

@@ -233,11 +233,4 @@ def _may_take_over(source: WorkerView, target: WorkerView, one: MovableSequence)
 
 
 def _may_run(target: WorkerView, one: MovableSequence) -> bool:
-    load = target.load
-    if one.lane not in target.lanes:
-        return False
-    if not load.num_blocks:
-        return True
-    num_tokens = one.num_context + min(one.num_left, EXPECTED_OUTPUT)
-    num_blocks = -(-num_tokens // target.block_size)
-    return num_blocks * (1 + target.num_inflight) <= load.num_free_blocks - load.num_reserved_blocks
+    return one.lane in target.lanes and target.has_room(one.num_context + min(one.num_left, EXPECTED_OUTPUT))
