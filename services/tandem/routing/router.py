@@ -16,9 +16,8 @@ from tandem.core.ids import WorkerRef
 from tandem.routing.candidates import PrefillCandidate, Shortlist, why_no_pair
 from tandem.routing.cost import PairCost, price
 from tandem.routing.link_bandwidth import LinkBandwidth
-from tandem.routing.picker import PickResult, margin_s, pick
+from tandem.routing.picker import PickResult, margin_s, ordered, pick
 from tandem.routing.placement import NoPlacement, Placement, RemotePrefixSource
-from tandem.routing.policies import ordered
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import Cost, WorkerView, decode_cost, local_cost, prefill_cost
