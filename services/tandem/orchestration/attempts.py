@@ -378,7 +378,7 @@ class Attempts:
         if placement.prefix is None:
             return None
         handoff = HandoffId(f"{self._handoff}/{first}/prefix")
-        return RemotePrefix(handoff=handoff, source=placement.prefix.worker, num_blocks=placement.prefix.num_blocks)
+        return RemotePrefix(handoff=handoff, source=placement.prefix.producer, num_blocks=placement.prefix.num_blocks)
 
     def _next_attempt(self) -> int:
         self._attempt += 1

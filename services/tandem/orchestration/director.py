@@ -693,11 +693,12 @@ class RequestDirector:
         """Compare the predicted prefix hits of a request with the `num_cached` prompt tokens that its worker did not
         compute."""
         placement = open_request.state.placement
+        fetch = None if placement is None else placement.prefix
         predicted, open_request.predicted = open_request.predicted, ()
         for prediction in predicted:
             if self._prefixes is not None:
                 self._prefixes.reported(prediction, num_cached)
-            if placement is not None and placement.prefix is not None and placement.prefix.worker == prediction.worker:
+            if placement is not None and fetch is not None and fetch.producer == prediction.worker:
                 link = prediction.worker, placement.prefill
                 self._queue.on_prefix_fetch(link, num_cached > prediction.num_before, now)
 

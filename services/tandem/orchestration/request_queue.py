@@ -429,7 +429,7 @@ def _predictions(request: RoutingRequest, placement: Placement, worker: WorkerVi
     num_hit = 0 if hit is None or not worker.block_size else hit.num_blocks
     found = [(worker.ref, num_hit, 0)]
     if placement.prefix is not None and worker.block_size:
-        found.append((placement.prefix.worker, placement.prefix.num_blocks, num_hit))
+        found.append((placement.prefix.producer, placement.prefix.num_blocks, num_hit))
     return [
         predict(ref, num_blocks, request.num_prompt, worker.block_size, num_before)
         for ref, num_blocks, num_before in found

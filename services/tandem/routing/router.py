@@ -17,7 +17,7 @@ from tandem.routing.candidates import PrefillCandidate, Shortlist, why_no_pair
 from tandem.routing.cost import PairCost, price
 from tandem.routing.link_bandwidth import LinkBandwidth
 from tandem.routing.picker import PickResult, margin_s, ordered, pick
-from tandem.routing.placement import NoPlacement, Placement, RemotePrefixSource
+from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import Cost, WorkerView, decode_cost, local_cost, prefill_cost
@@ -205,12 +205,7 @@ def _is_worth_waiting(later: PairCost, now: PairCost) -> bool:
 
 def _placed(picked: PickResult) -> Placement:
     prefill = picked.cost.prefill
-    prefix = (
-        None
-        if prefill.prefix_fetch is None
-        else RemotePrefixSource(prefill.prefix_fetch.producer, prefill.prefix_fetch.num_blocks)
-    )
-    return Placement(prefill.worker.ref, picked.cost.decode.worker.ref, prefix=prefix, picked=picked)
+    return Placement(prefill.worker.ref, picked.cost.decode.worker.ref, prefill.prefix_fetch, picked=picked)
 
 
 def _fallback(local: Placement | NoPlacement, split: NoPlacement) -> Placement | NoPlacement:

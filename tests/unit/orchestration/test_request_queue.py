@@ -18,7 +18,6 @@ from tandem.core.worker_load import WorkerLoad
 from tandem.orchestration.commands import FindConsumer, Requeue
 from tandem.orchestration.request_queue import REFUSAL_BACKOFF_S, Dispatchable, PlacementQueue
 from tandem.routing.circuit_breaker import FIRST_BACKOFF_S, LONGEST_BACKOFF_S
-from tandem.routing.placement import RemotePrefixSource
 from tandem.routing.prefix_accuracy import Prediction
 from tandem.routing.prefix_index import PrefixHit
 from tandem.routing.worker_ranking import WorkerRanking
@@ -152,7 +151,8 @@ def test_a_remote_prefix_is_not_charged_and_widens_the_choice() -> None:
     assert not list(rig.waiting.turns(0.0))
     rig.held.hits = {D1.ref: PrefixHit(18, 18)}
     turn = rig.next()
-    assert hit_blocks(turn) == 0 and turn.placement.prefix == RemotePrefixSource(D1.ref, 18)
+    assert hit_blocks(turn) == 0 and turn.placement.prefix is not None
+    assert (turn.placement.prefix.producer, turn.placement.prefix.num_blocks) == (D1.ref, 18)
     assert rig.waiting.queue.charged(RequestId("r")) == 320 - 18 * 16
 
 

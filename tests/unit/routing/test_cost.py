@@ -138,7 +138,7 @@ def describe(outcome: Placement | NoPlacement) -> str:
     """Return the chosen workers, and what is fetched from another."""
     assert isinstance(outcome, Placement), outcome
     prefix = outcome.prefix
-    return chosen(outcome) + ("" if prefix is None else f" reads {prefix.num_blocks * BLOCK} of {prefix.worker.id}")
+    return chosen(outcome) + ("" if prefix is None else f" reads {prefix.num_blocks * BLOCK} of {prefix.producer.id}")
 
 
 BUSY_HOLDER = worker("p1", "prefill", num_queued_tokens=60_000)
