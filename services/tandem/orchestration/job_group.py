@@ -203,11 +203,13 @@ class JobGroup:
         """Return whether a decode worker offers the group's KV and still samples its tokens."""
         return self.source is not None and self.source.prefill is None and bool(self.at(self.source.worker))
 
-    @property
-    def is_kv_offered(self) -> bool:
-        """Return whether the group's KV can be taken over: it is offered by a prefill worker, or by a decode worker
-        whose job is still open. A decode worker whose job has ended has already handed over its KV."""
-        return self.source is not None and (self.source.prefill is not None or self.is_source_open)
+    def is_offered_besides(self, worker: WorkerRef) -> bool:
+        """Return whether the group's KV can be taken over from another worker than `worker`: from a prefill worker, or
+        from a decode worker whose job is still open. A decode worker whose job has ended has already handed over its
+        KV."""
+        if self.source is None or self.source.worker == worker:
+            return False
+        return self.source.prefill is not None or self.is_source_open
 
     def split(self, choice: int) -> JobGroup:
         """Move a choice to a new job group in the same phase, and return that group.
