@@ -127,7 +127,7 @@ class Rebalancer:
         """
         self._due_at = now + PERIOD_S
         excluded = self._excluded(now)
-        slow = self._rules.slow_workers(self._ranking.without(failing).decoding(), excluded)
+        slow = self._rules.slow_workers(self._ranking.without(failing).views(), excluded)
         self._next_at = {one.view.ref: self._next_at.get(one.view.ref, now + HOLD_S) for one in slow}
         self._begun &= self._next_at.keys()
         busy = self._busy(now)
@@ -197,7 +197,7 @@ class Rebalancer:
         if not due:
             return moves
         busy, unusable = self._busy(now), self._excluded(now) | self._moves.keys()
-        seated = [view for view in self._ranking.without(excluded).decoding() if self._rules.has_free_seat(view)]
+        seated = [view for view in self._ranking.without(excluded).views() if self._rules.has_free_seat(view)]
         free = {
             source: [view for view in seated if view.ref not in busy and (source, view.ref) not in unusable]
             for source in {one.worker for _, _, one in due} - busy
@@ -230,8 +230,8 @@ class Rebalancer:
         self._leaves_due_at = now + HOLD_S
         self._kept_until = {key: until for key, until in self._kept_until.items() if until > now}
         busy = self._busy(now)
-        views = [view for view in self._ranking.prompts_only() if view.load.num_running and view.ref not in busy]
-        sources = {view.ref: view for view in views}
+        leavable = (view for view in self._ranking.views() if not view.decodes and view.load.num_running)
+        sources = {view.ref: view for view in leavable if view.ref not in busy}
         leaving = [
             (one.lane, one.num_context, one.key, source, one)
             for source, sequences in self._sequences(requests, sources.keys()).items()
@@ -241,7 +241,7 @@ class Rebalancer:
         if not leaving:
             return moves
         unusable = self._excluded(now) | self._moves.keys()
-        seated = [view for view in self._ranking.without(excluded).decoding() if self._rules.has_free_seat(view)]
+        seated = [view for view in self._ranking.without(excluded).views() if self._rules.has_free_seat(view)]
         seated.sort(key=decode_cost)
         # Those without a worker to go to must not keep the others from being examined.
         kinds = {(view.model, view.fingerprint) for view in seated}
