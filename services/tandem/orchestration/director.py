@@ -456,12 +456,13 @@ class RequestDirector:
         out: list[Command] = []
         if self._config.rebalance == "off" or not self._rebalancer.is_due(now):
             return out
-        out += self._rebalancer.ended(self._open, now)
-        of_clients = [one for one in self._open.values() if one.fixed_placement is None]
+        states = {request: one.state for request, one in self._open.items()}
+        of_clients = [one.state for one in self._open.values() if one.fixed_placement is None]
+        out += self._rebalancer.ended(states, now)
         failing = self._queue.breaker.excluded(now)
         moves = self._rebalancer.plan(of_clients, failing, now)
         unfit = failing | self._queue.full(Lane.BATCH, now)  # those that refused a request of any lane
-        moves += self._rebalancer.plan_resumes(self._open, unfit, now)
+        moves += self._rebalancer.plan_resumes(states, unfit, now)
         moves += self._rebalancer.plan_leaves(of_clients, unfit, now)
         for move in moves:
             if self._config.rebalance == "on":

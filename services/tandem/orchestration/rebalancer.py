@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from heapq import nsmallest
 from operator import itemgetter
-from typing import Protocol
 from zlib import crc32
 
 from tandem.core.ids import JobKey, RequestId, WorkerRef
@@ -44,13 +43,6 @@ FIRST_BACKOFF_S = 10.0
 LONGEST_BACKOFF_S = 160.0
 """First and longest time, in seconds, for which a pair of workers is not used after a move between them was withdrawn.
 The time doubles with each withdrawn move, unless the pair was usable for as long before."""
-
-
-class HasState(Protocol):
-    """Give access to the state machine of an open request (`state`); the director's `OpenRequest` does."""
-
-    @property
-    def state(self) -> RequestState: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +111,7 @@ class Rebalancer:
         """Return whether `PERIOD_S` seconds have passed since the last call of `plan`."""
         return now >= self._due_at
 
-    def plan(self, requests: Iterable[HasState], failing: Set[WorkerRef], now: float) -> list[Relocation]:
+    def plan(self, requests: Iterable[RequestState], failing: Set[WorkerRef], now: float) -> list[Relocation]:
         """Return the moves to begin now from slow decode workers to faster ones.
 
         `requests`: the open requests of this gateway that may move. `failing`: workers that are neither source nor
@@ -176,7 +168,7 @@ class Rebalancer:
         return one.key, one.next_index, now - one.since
 
     def plan_resumes(
-        self, open_requests: Mapping[RequestId, HasState], excluded: Set[WorkerRef], now: float
+        self, open_requests: Mapping[RequestId, RequestState], excluded: Set[WorkerRef], now: float
     ) -> list[Relocation]:
         """Return the moves, to begin now, by which preempted choices go on at workers with room. A choice may move once
         it has waited for `PAUSE_S` seconds on the worker that preempted it. The most urgent lane comes first, and
@@ -187,12 +179,12 @@ class Rebalancer:
         """
         due: list[tuple[Lane, float, _Preemption]] = []
         for choice, one in list(self._preempted.items()):
-            request = open_requests.get(one.key.request)
-            next_index = None if request is None else request.state.next_index(one.key)
-            if request is None or next_index is None or next_index > one.next_index:
+            state = open_requests.get(one.key.request)
+            next_index = None if state is None else state.next_index(one.key)
+            if state is None or next_index is None or next_index > one.next_index:
                 del self._preempted[choice]
             elif now >= max(one.since + PAUSE_S, one.tried_at + HOLD_S) and next_index == one.next_index:
-                due.append((request.state.request.lane, one.since, one))
+                due.append((state.request.lane, one.since, one))
         moves: list[Relocation] = []
         if not due:
             return moves
@@ -207,7 +199,7 @@ class Rebalancer:
             if one.worker in busy:
                 continue
             left = [view for view in free[one.worker] if view.ref not in busy]
-            move = self._resume(one, open_requests[one.key.request].state, left)
+            move = self._resume(one, open_requests[one.key.request], left)
             if move is None:
                 one.tried_at = now
                 continue
@@ -217,7 +209,7 @@ class Rebalancer:
                 del self._preempted[one.key.request, one.key.choice]
         return self._follow(moves, now)
 
-    def plan_leaves(self, requests: Iterable[HasState], excluded: Set[WorkerRef], now: float) -> list[Relocation]:
+    def plan_leaves(self, requests: Iterable[RequestState], excluded: Set[WorkerRef], now: float) -> list[Relocation]:
         """Return the moves, to begin now, by which sequences leave prefill workers and go on at workers with room. The
         most urgent lane comes first, and each prefill worker is the source of at most one move at a time. Sequences
         decode on a prefill worker after its role was changed, or because no other worker had room.
@@ -271,7 +263,7 @@ class Rebalancer:
                 return self._rules.plan_resume(source, sequence, free)
         return None
 
-    def ended(self, open_requests: Mapping[RequestId, HasState], now: float) -> list[ReportMove]:
+    def ended(self, open_requests: Mapping[RequestId, RequestState], now: float) -> list[ReportMove]:
         """Return the outcomes of the moves that have ended since the last call, and forget these moves.
         `open_requests`: the open requests of this gateway, by id."""
         reports: list[ReportMove] = []
@@ -314,13 +306,12 @@ class Rebalancer:
         return {ref for pair, move in self._moves.items() if now < move.begun_at + STUCK_S for ref in pair}
 
     def _sequences(
-        self, requests: Iterable[HasState], sources: Set[WorkerRef]
+        self, requests: Iterable[RequestState], sources: Set[WorkerRef]
     ) -> dict[WorkerRef, list[MovableSequence]]:
         """Return the sequences of this gateway that may move away from each of the workers `sources`, by worker, in the
         order of `sources`."""
         found: dict[WorkerRef, list[MovableSequence]] = {source: [] for source in sources}
-        for request in requests if found else ():
-            state = request.state
+        for state in requests if found else ():
             if state.num_retries < self._max_moves:
                 for worker in state.workers():
                     if worker in found:
@@ -334,17 +325,17 @@ def _turn_s(source: SlowWorker, sequences: list[MovableSequence]) -> float:
     return PERIOD_S * max(1.0, source.view.load.num_running / max(1, len(sequences)))
 
 
-def _outcome(move: _OpenMove, request: HasState | None, now: float) -> MoveOutcome | None:
+def _outcome(move: _OpenMove, state: RequestState | None, now: float) -> MoveOutcome | None:
     """Return how a move has ended, or None while it has not. A move whose sequence was not offered within
     `MOVE_TIMEOUT_S` seconds is given up, and the sequence stays."""
     key = move.planned.key
-    group = None if request is None else request.state.attempts.of(key.choice)
-    if request is None or group is None:
+    group = None if state is None else state.attempts.of(key.choice)
+    if state is None or group is None:
         return MoveOutcome.ENDED
     if group.target is not None:
         if group.source is not None or now - move.begun_at < MOVE_TIMEOUT_S:
             return None
-        request.state.attempts.give_up_move(key.choice)
+        state.attempts.give_up_move(key.choice)
         return MoveOutcome.WITHDRAWN
     for work in group.works:
         if work.worker == move.planned.target and isinstance(work.job, ResumeJob) and work.job.offer_attempt:

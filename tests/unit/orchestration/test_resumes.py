@@ -245,7 +245,7 @@ def test_those_that_may_not_move_do_not_hold_up_the_others() -> None:
 
 def test_an_excluded_worker_gets_none() -> None:
     setting = Setting()
-    requests = {one.id: one for one in setting.director.requests()}
+    requests = {one.id: one.state for one in setting.director.requests()}
     rebalancer = Rebalancer(setting.workers.candidates(), Rebalancing({}, 0.2, LinkBandwidth()), 1)
     rebalancer.preempted(setting.key, NUM_OUTPUT, A, 0.0)
     assert rebalancer.plan_resumes(requests, {B}, 1.0) == []
