@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from tandem.admission.request_queue import RequestQueue
 from tandem.admission.tenant import OPEN, Tenant
 from tandem.admission.usage_estimator import TokenUsage
 from tandem.core.config import GatewayConfig
@@ -170,6 +169,8 @@ class RequestDirector:
         self._new_handoff = new_handoff
         self._prefixes = prefixes
         self._queue = PlacementQueue(workers.candidates(), config, targets, prefixes, workers.routing)
+        self.queue = self._queue.queue
+        """Which admitted requests wait, in which order, and the tokens that tenants were charged for each."""
         targets_s = {lane: target_s for lane in Lane if (target_s := targets.lane(lane).itl_s) > 0}
         rules = Rebalancing(targets_s, config.rebalance_min_gain, workers.routing.links)
         self._rebalancer = Rebalancer(
@@ -182,12 +183,6 @@ class RequestDirector:
     def requests(self) -> Sequence[OpenRequest]:
         """Return all open requests, link probes included."""
         return list(self._open.values())
-
-    @property
-    def queue(self) -> RequestQueue:
-        """Return the request queue: which admitted requests wait, in which order, and the tokens that tenants were
-        charged for each admitted request."""
-        return self._queue.queue
 
     def num_queued(self) -> Mapping[Lane, int]:
         """Return, by lane, how many requests wait to be placed on workers, link probes included; every lane has an
@@ -209,11 +204,6 @@ class RequestDirector:
         """Return, by model, how many requests wait because no worker, not even a full one, could serve them; models
         without any have no entry."""
         return self._queue.num_held()
-
-    def fairness(self, now: float) -> Mapping[tuple[str, Lane], float]:
-        """Return, by (model, lane), how evenly the tenants with waiting requests were served during the minute before
-        `now`. The value is Jain's fairness index: 1 where all got equal service for their weights."""
-        return self.queue.fairness(now)
 
     def num_open(self) -> Mapping[tuple[TenantId, bool], int]:
         """Return the number of clients' open requests, by (tenant, whether the request waits to be placed on workers).
@@ -348,7 +338,7 @@ class RequestDirector:
             elif open_request.state.streamed(worker, event.key, event.index, (event.token.id,)):
                 open_request.delivered_at = now
                 open_request.has_begun = True
-                self._queue.queue.charge_output(event.key.request, 1)
+                self.queue.charge_output(event.key.request, 1)
                 out.append(event)
                 if open_request.ledger.phase is not LedgerPhase.DECODE:
                     open_request.move_ledger(now)
@@ -368,7 +358,7 @@ class RequestDirector:
         open_request.progress_at = now
         open_request.delivered_at = now
         open_request.has_begun = True
-        self._queue.queue.charge_output(key.request, len(ids))
+        self.queue.charge_output(key.request, len(ids))
         open_request.move_ledger(now)
         return True
 

@@ -159,7 +159,7 @@ class RequestDriver:
         return [shortage for shortage in found if shortage.model in in_use or not self._fleet.is_intended(shortage)]
 
     def fairness(self) -> Mapping[tuple[str, Lane], float]:
-        return self.director.fairness(self._clock.now())
+        return self.director.queue.fairness(self._clock.now())
 
     def breakers(self) -> Mapping[WorkerId, BreakerState]:
         return self.director.breakers(self._clock.now())
