@@ -118,9 +118,8 @@ class OpenRequest:
         counts."""
         if not self.has_begun:
             return None
-        return TokenUsage(
-            len(self.state.request.prompt_tokens) - (self.state.num_cached or 0), self.state.num_delivered
-        )
+        num_computed = len(self.state.request.prompt_tokens) - (self.state.num_cached or 0)
+        return TokenUsage(num_computed, self.state.num_delivered)
 
     def take_kv_time(self, now: float) -> float:
         """Return the KV time of the request since the last call, in token-seconds: the seconds that it spent at
@@ -208,8 +207,7 @@ class RequestDirector:
     def num_open(self) -> Mapping[tuple[TenantId, bool], int]:
         """Return the number of clients' open requests, by (tenant, whether the request waits to be placed on workers).
         Link probes do not count."""
-        of_clients = [open_request for open_request in self.requests() if open_request.fixed_placement is None]
-        return Counter((open_request.state.request.tenant, open_request.is_queued) for open_request in of_clients)
+        return Counter((one.state.request.tenant, one.is_queued) for one in self._of_clients())
 
     def breakers(self, now: float) -> Mapping[WorkerId, BreakerState]:
         """Return the state, at the time `now`, of the circuit breaker of each worker that has failed since its last
@@ -229,13 +227,9 @@ class RequestDirector:
             assert request in self._open, f"{request} has a place in the queue and is not open"
         for request in self._queue.waits.requests():
             assert request in self._open, f"the waits of {request} are counted, and it is not open"
-        for request, open_request in self._open.items():
-            assert open_request.fixed_placement is not None or request in self.queue, (
-                f"{open_request!r} is open and has no place"
-            )
-        num_queued = sum(
-            open_request.is_queued for open_request in self._open.values() if open_request.fixed_placement is None
-        )
+        for open_request in self._of_clients():
+            assert open_request.id in self.queue, f"{open_request!r} is open and has no place"
+        num_queued = sum(open_request.is_queued for open_request in self._of_clients())
         assert num_queued == len(self.queue), f"{num_queued} requests are queued, {len(self.queue)} wait"
 
     # ---- requests
@@ -294,12 +288,12 @@ class RequestDirector:
     def cancel(self, request: RequestId, now: float) -> list[Command]:
         """End a request whose client has disconnected or needs no more output, and return the commands to carry out;
         none where the request has ended already."""
-        return self._decide(request, lambda open_request: open_request.state.cancelled(), now)
+        return self._decide(request, RequestState.cancelled, now)
 
     def finish(self, request: RequestId, choice: int, now: float) -> list[Command]:
         """End one choice of which the client needs no more output, and return the commands to carry out; none where the
         choice or its request has ended already."""
-        out = self._decide(request, lambda open_request: open_request.state.finished(choice), now)
+        out = self._decide(request, partial(RequestState.finished, index=choice), now)
         open_request = self._open.get(request)
         if open_request is not None and not open_request.is_queued:
             self.queue.withdraw(request)  # the choice may have been the last one of it that waited
@@ -308,7 +302,7 @@ class RequestDirector:
     def fail(self, request: RequestId, error: TandemError, now: float) -> list[Command]:
         """End a request with an error, and return the commands to carry out; none where the request has ended
         already."""
-        return self._decide(request, lambda open_request: open_request.state.failed(error), now)
+        return self._decide(request, partial(RequestState.failed, error=error), now)
 
     def abort(self, request: RequestId, failure: Exception, now: float) -> list[Command]:
         """End a request with an INTERNAL error because the exception `failure` was raised while handling it, and return
@@ -375,9 +369,8 @@ class RequestDirector:
             self._apply(open_request, partial(open_request.state.accepted, worker, key), now, out)
             open_request.has_begun = open_request.has_begun or open_request.state.phase is JobGroupPhase.RUNNING
         elif open_request.fixed_placement is not None and error.kind is ErrorKind.WORKER_LOST:
-            self._apply(
-                open_request, partial(open_request.state.failed, error), now, out
-            )  # a probe has no other workers
+            # A probe has no other workers.
+            self._apply(open_request, partial(open_request.state.failed, error), now, out)
         else:
             self._apply(open_request, partial(open_request.state.refused, worker, key, error), now, out)
         if open_request.is_queued and key.request in self._open:
@@ -447,7 +440,7 @@ class RequestDirector:
         if self._config.rebalance == "off" or not self._rebalancer.is_due(now):
             return out
         states = {request: one.state for request, one in self._open.items()}
-        of_clients = [one.state for one in self._open.values() if one.fixed_placement is None]
+        of_clients = [one.state for one in self._of_clients()]
         out += self._rebalancer.ended(states, now)
         failing = self._queue.breaker.excluded(now)
         moves = self._rebalancer.plan(of_clients, failing, now)
@@ -456,13 +449,17 @@ class RequestDirector:
         moves += self._rebalancer.plan_leaves(of_clients, unfit, now)
         for move in moves:
             if self._config.rebalance == "on":
-                relocate = partial(_relocate, choice=move.key.choice, target=move.target)
+                relocate = partial(RequestState.relocate, choice=move.key.choice, target=move.target)
                 out += self._decide(move.key.request, relocate, now)
             else:
                 out.append(ReportMove(move, MoveOutcome.ADVISED))
         return out
 
     # ---- inside
+
+    def _of_clients(self) -> list[OpenRequest]:
+        """Return the open requests of clients, that is all but link probes."""
+        return [open_request for open_request in self.requests() if open_request.fixed_placement is None]
 
     def _begin(self, request: Request, ledger: PhaseLedger | None, now: float, max_retries: int) -> OpenRequest:
         state = RequestState(request, self._new_handoff(request.id), max_retries)
@@ -483,12 +480,12 @@ class RequestDirector:
             self._apply(open_request, partial(open_request.state.placed, turn.placement), now, out)
 
     def _decide(
-        self, request: RequestId, decide: Callable[[OpenRequest], Sequence[StateCommand]], now: float
+        self, request: RequestId, decide: Callable[[RequestState], Sequence[StateCommand]], now: float
     ) -> list[Command]:
         out: list[Command] = []
         open_request = self._open.get(request)
         if open_request is not None:
-            self._apply(open_request, partial(decide, open_request), now, out)
+            self._apply(open_request, partial(decide, open_request.state), now, out)
         return out
 
     def _apply(
@@ -587,9 +584,8 @@ class RequestDirector:
             )
         if self._is_stalled(open_request, now):
             open_request.progress_at = now
-            return open_request.state.stalled(
-                f"its workers made no progress for {self._config.progress_timeout_s:g} s (gateway.progress_timeout_s)"
-            )
+            waited = f"{self._config.progress_timeout_s:g} s (gateway.progress_timeout_s)"
+            return open_request.state.stalled(f"its workers made no progress for {waited}")
         return ()
 
     def _timeout(self, open_request: OpenRequest, now: float) -> TandemError | None:
@@ -692,10 +688,6 @@ class RequestDirector:
             if placement is not None and fetch is not None and fetch.producer == prediction.worker:
                 link = prediction.worker, placement.prefill
                 self._queue.on_prefix_fetch(link, num_cached > prediction.num_before, now)
-
-
-def _relocate(open_request: OpenRequest, choice: int, target: WorkerRef) -> Sequence[StateCommand]:
-    return open_request.state.relocate(choice, target)
 
 
 def deadline_error(left_s: float, prefill_s: float) -> TandemError | None:

@@ -161,11 +161,8 @@ class PlacementQueue:
         self._requests[request.id] = routing_request
         self.waits.enter(request.id, _ModelLane.of(routing_request), now)
         prefill_s = 0.0 if predicted is None else predicted.prefill_s
-        if leaves is None:
-            return AdmissionResult(prefill_s=prefill_s)
-        return AdmissionResult(
-            leaves, queue_full(self._config.max_queued, self._expect(item, routing_request)), prefill_s
-        )
+        error = None if leaves is None else queue_full(self._config.max_queued, self._expect(item, routing_request))
+        return AdmissionResult(leaves, error, prefill_s)
 
     def turns(self, now: float) -> Iterator[Dispatchable]:
         """Yield the requests to send to workers now, each with its placement, until the first request of every model
@@ -360,9 +357,8 @@ class PlacementQueue:
         worker = self._ranking.find(routing_request.model, placement.prefill)
         assert worker is not None, f"{placement.prefill} was chosen"
         picked = placement.picked
-        self.queue.send(
-            request, routing_request.num_uncached(worker) if picked is None else picked.cost.prefill.num_uncached
-        )
+        num_uncached = routing_request.num_uncached(worker) if picked is None else picked.cost.prefill.num_uncached
+        self.queue.send(request, num_uncached)
         waits = self.waits.take(request, key, now)
         return Dispatchable(request, placement, _predictions(routing_request, placement, worker), waits)
 
