@@ -48,13 +48,7 @@ class Shortlist:
     may fetch the beginning of it from another worker's cache.
     """
 
-    def __init__(
-        self,
-        candidates: WorkerRanking,
-        request: RoutingRequest,
-        *,
-        may_fetch_prefix: bool = True,
-    ) -> None:
+    def __init__(self, candidates: WorkerRanking, request: RoutingRequest, *, may_fetch_prefix: bool) -> None:
         self._candidates = candidates
         self._request = request
         longest = self._find_holders(request.hits or {})
