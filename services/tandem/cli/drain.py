@@ -31,8 +31,8 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     """Drain the worker that is named, or with `--local` all workers on this machine, and wait for their work to end.
     With `--undo` let the named worker accept jobs again.
 
-    Returns the exit code: 0 if no jobs and leases are left at the end of the timeout, else 1; 0 with `--undo`. Raises TandemError for
-    invalid flags, and if the named worker is unknown or does not answer."""
+    Returns the exit code: 0 if no jobs and leases are left at the end of the timeout, else 1; 0 with `--undo`. Raises
+    TandemError for invalid flags, and if the named worker is unknown or does not answer."""
     config = resolved.config
     timeout_s = config.worker.drain_s if args.timeout is None else args.timeout
     if not 0 <= timeout_s <= MAX_TIMEOUT_S:

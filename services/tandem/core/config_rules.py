@@ -79,10 +79,8 @@ def _model_violations(config: Config) -> Iterator[Violation]:
     if not all(model.served_names) or len(set(model.served_names)) < len(model.served_names):
         yield "model.served_name", "must list different names separated by commas, none of them empty"
     if model.device == "cuda" and model.quantization == "int8":
-        yield (
-            "model.quantization",
-            "must be none or fp8 where model.device is cuda, because only the CPU kernels compute with int8",
-        )
+        rule = "must be none or fp8 where model.device is cuda, because only the CPU kernels compute with int8"
+        yield "model.quantization", rule
     if model.device == "cuda" and model.dtype == "float64":
         yield "model.dtype", "must be float32, bfloat16 or float16 where model.device is cuda"
     if model.batch_invariant and tensor_parallel > (2 if model.device == "cuda" else 1):
@@ -138,11 +136,9 @@ def _worker_violations(config: Config) -> Iterator[Violation]:
     if len(worker.id.encode()) > 200:
         yield "worker.id", "must be at most 200 bytes long"
     labels = [label.strip() for label in worker.lanes.split(",")] if worker.lanes else []
-    if len(set(labels)) < len(labels) or not {lane.label for lane in Lane}.issuperset(labels):
-        yield (
-            "worker.lanes",
-            f"must list different lanes separated by commas, of {', '.join(lane.label for lane in Lane)}",
-        )
+    known = [lane.label for lane in Lane]
+    if len(set(labels)) < len(labels) or not set(known).issuperset(labels):
+        yield "worker.lanes", f"must list different lanes separated by commas, of {', '.join(known)}"
     if worker.advertise_address and not _is_endpoint(worker.advertise_address):
         yield "worker.advertise_address", "must be empty or host:port, with a port up to 65535"
 
@@ -152,10 +148,8 @@ def _redis_violations(config: Config) -> Iterator[Violation]:
     if redis.url and not redis.url.startswith(_REDIS_SCHEMES):
         yield "redis.url", f"must start with {', '.join(_REDIS_SCHEMES[:-1])} or {_REDIS_SCHEMES[-1]}"
     if not _names_redis(redis.url):
-        yield (
-            "redis.url",
-            "must name one server as host:port, or several separated by commas with redis+cluster:// or rediss+cluster://",
-        )
+        schemes = "redis+cluster:// or rediss+cluster://"
+        yield "redis.url", f"must name one server as host:port, or several separated by commas with {schemes}"
     if not _is_plain(redis.namespace):
         yield "redis.namespace", "must be one or more letters, digits, '.', '_' or '-'"
 
@@ -172,10 +166,8 @@ def _gateway_violations(config: Config) -> Iterator[Violation]:
     if gateway.disaggregation == "strict" and not has_pair:
         yield "gateway.disaggregation", "must not be strict while serve.prefill or serve.decode is 0"
     if not config.serve.mixed and not has_pair:
-        yield (
-            "serve.mixed",
-            "must be at least 1 while serve.prefill or serve.decode is 0, because nothing could serve a whole request",
-        )
+        why = "because nothing could serve a whole request"
+        yield "serve.mixed", f"must be at least 1 while serve.prefill or serve.decode is 0, {why}"
 
 
 def _planner_violations(config: Config) -> Iterator[Violation]:

@@ -19,6 +19,9 @@ class ModelSpec:
     provenance: str
 
 
+_ROPE: Mapping[str, Any] = {"rope_type": "default", "rope_theta": 1_000_000.0}
+
+
 def _decoder(
     model_type: str, sizes: tuple[int, ...], max_length: int, eps: float, is_tied: bool, rope: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -55,12 +58,11 @@ def _llama(sizes: tuple[int, ...], is_tied: bool, rope_factor: float) -> dict[st
 
 
 def _qwen3(sizes: tuple[int, ...]) -> dict[str, Any]:
-    return _decoder("qwen3", sizes, 40_960, 1e-6, False, {"rope_type": "default", "rope_theta": 1_000_000.0})
+    return _decoder("qwen3", sizes, 40_960, 1e-6, False, _ROPE)
 
 
 def _qwen3_moe(sizes: tuple[int, ...], expert_inner: int) -> dict[str, Any]:
-    rope = {"rope_type": "default", "rope_theta": 1_000_000.0}
-    return _decoder("qwen3_moe", sizes, 40_960, 1e-6, False, rope) | {
+    return _decoder("qwen3_moe", sizes, 40_960, 1e-6, False, _ROPE) | {
         "num_experts": 128,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": expert_inner,
@@ -98,15 +100,7 @@ PUBLISHED: Mapping[str, ModelSpec] = {
         "config.json of T-pro-it-2.0, a Qwen3-32B; its vocabulary is Qwen/Qwen3-32B's",
     ),
     "mixtral-8x7b": ModelSpec(
-        _decoder(
-            "mixtral",
-            (32, 4096, 32, 8, 128, 14336, 32000),
-            32_768,
-            1e-5,
-            False,
-            {"rope_type": "default", "rope_theta": 1_000_000.0},
-        )
-        | _MIXTRAL,
+        _decoder("mixtral", (32, 4096, 32, 8, 128, 14336, 32000), 32_768, 1e-5, False, _ROPE) | _MIXTRAL,
         "config.json of mistralai/Mixtral-8x7B-v0.1",
     ),
     "qwen3-30b-a3b": ModelSpec(
@@ -116,21 +110,11 @@ PUBLISHED: Mapping[str, ModelSpec] = {
         _qwen3_moe((94, 4096, 64, 4, 128, 12288, 151936), 1536), "config.json of Qwen/Qwen3-235B-A22B"
     ),
     "glm-4.5-air": ModelSpec(
-        _decoder(
-            "glm4_moe",
-            (46, 4096, 96, 8, 128, 10944, 151552),
-            131_072,
-            1e-5,
-            False,
-            {"rope_type": "default", "rope_theta": 1_000_000.0},
-        )
-        | _GLM_AIR,
+        _decoder("glm4_moe", (46, 4096, 96, 8, 128, 10944, 151552), 131_072, 1e-5, False, _ROPE) | _GLM_AIR,
         "config.json of zai-org/GLM-4.5-Air, without its layer that predicts a second token",
     ),
     "smollm2-135m": ModelSpec(
-        _decoder(
-            "llama", (30, 576, 9, 3, 64, 1536, 49152), 8192, 1e-5, True, {"rope_type": "default", "rope_theta": 1e5}
-        ),
+        _decoder("llama", (30, 576, 9, 3, 64, 1536, 49152), 8192, 1e-5, True, {**_ROPE, "rope_theta": 1e5}),
         "config.json of HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
 }

@@ -147,12 +147,9 @@ def _descriptions() -> dict[tuple[str, str], str]:
     for section in ast.parse(inspect.getsource(config_module)).body:
         if isinstance(section, ast.ClassDef):
             for leaf, below in pairwise(section.body):
-                if (
-                    isinstance(leaf, ast.AnnAssign)
-                    and isinstance(leaf.target, ast.Name)
-                    and isinstance(below, ast.Expr)
-                ):
-                    found[section.name, leaf.target.id] = " ".join(ast.literal_eval(below.value).split())
+                if isinstance(leaf, ast.AnnAssign) and isinstance(below, ast.Expr):
+                    name = ast.unparse(leaf.target)
+                    found[section.name, name] = " ".join(ast.literal_eval(below.value).split())
     return found
 
 

@@ -197,9 +197,7 @@ def _kind(worker: WorkerFacts) -> str:
     return f"{worker.fingerprint[:12]} over {worker.transport or 'an unknown transport'}"
 
 
-def _role_finding(
-    model: str, workers: Sequence[WorkerFacts], draining: Sequence[str], disaggregation: str
-) -> Finding:
+def _role_finding(model: str, workers: Sequence[WorkerFacts], draining: Sequence[str], disaggregation: str) -> Finding:
     """Report the roles of a model's workers. One pair of the same kind is enough. `draining`: ids of workers that drain,
     which may be what is missing."""
     roles = ", ".join(f"{sum(w.role == r for w in workers)} {r}" for r in sorted({w.role for w in workers}))
@@ -212,5 +210,7 @@ def _role_finding(
     summary = f"{model}: {roles}, and no worker of their kind {lacks}: no request is disaggregated"
     fix = f"start a worker with --pool {other}, or run `tandem role WORKER {other}`"
     if draining:
-        fix += f"; {', '.join(draining)} drain{'' if len(draining) > 1 else 's'}: `tandem drain WORKER --undo` ends that"
+        fix += (
+            f"; {', '.join(draining)} drain{'' if len(draining) > 1 else 's'}: `tandem drain WORKER --undo` ends that"
+        )
     return wrong("roles", summary, fix, is_fatal=disaggregation == "strict")

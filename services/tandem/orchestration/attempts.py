@@ -50,7 +50,7 @@ class Attempts:
 
     def __init__(self, request: Request, handoff: HandoffId, choices: Mapping[int, Choice]) -> None:
         self.num_retries = 0
-        all_choices = JobGroup(choices)
+        all_choices = JobGroup(set(choices))
         self.job_groups = [all_choices]
         self._request = request
         self._handoff = handoff
@@ -108,11 +108,8 @@ class Attempts:
         """Return the job group whose job `key` was submitted to `worker`, which has neither accepted nor rejected it
         yet; None when there is none."""
         for job_group in self.job_groups:
-            if (
-                job_group.unanswered is not None
-                and job_group.unanswered.worker == worker
-                and job_group.unanswered.job.key == key
-            ):
+            work = job_group.unanswered
+            if work is not None and work.worker == worker and work.job.key == key:
                 return job_group
         return None
 
@@ -188,11 +185,8 @@ class Attempts:
 
         The end implies that the worker had accepted the job, even if the reply to the submission arrives later.
         """
-        out = (
-            self.accepted(job_group)
-            if job_group.unanswered is work and job_group.phase is JobGroupPhase.STARTING
-            else []
-        )
+        is_accepted = job_group.unanswered is work and job_group.phase is JobGroupPhase.STARTING
+        out = self.accepted(job_group) if is_accepted else []
         job_group.leave(work, choice)
         return out
 
@@ -259,9 +253,8 @@ class Attempts:
         """
         out = self.undo(job_group)
         job_group.move(JobGroupStep.NO_ROOM)
-        self._replace(
-            job_group, job_group.divide({index: choice.next_index for index, choice in self._choices.items()})
-        )
+        num_tokens = {index: choice.next_index for index, choice in self._choices.items()}
+        self._replace(job_group, job_group.divide(num_tokens))
         return [*out, requeue]
 
     def offered(self, job_group: JobGroup, choice: int, work: WorkerJob, event: MigrationOffered) -> list[StateCommand]:
@@ -280,9 +273,8 @@ class Attempts:
             job_group.target = None
         elif job_group.target is None:
             return [ReleaseLease(source.worker, source.offer)]
-        if job_group.unanswered is not None and (
-            job_group.unanswered is work or job_group.phase is JobGroupPhase.STARTING
-        ):
+        is_starting = job_group.phase is JobGroupPhase.STARTING and job_group.unanswered is not None
+        if job_group.unanswered is work or is_starting:
             # A worker that offers KV runs its job, so it and its prefill worker accepted, whatever their later replies.
             self.accepted(job_group)
         if len(job_group.choices) > 1:
@@ -378,7 +370,7 @@ class Attempts:
         if placement.prefix is None:
             return None
         handoff = HandoffId(f"{self._handoff}/{first}/prefix")
-        return RemotePrefix(handoff=handoff, source=placement.prefix.worker, num_blocks=placement.prefix.num_blocks)
+        return RemotePrefix(handoff=handoff, source=placement.prefix.producer, num_blocks=placement.prefix.num_blocks)
 
     def _next_attempt(self) -> int:
         self._attempt += 1

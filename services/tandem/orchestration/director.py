@@ -6,12 +6,12 @@ simulations run the same code for queueing, placement and retries as the product
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from tandem.admission.request_queue import RequestQueue
 from tandem.admission.tenant import OPEN, Tenant
 from tandem.admission.tenant_quota_state import TokenUsage
 from tandem.core.config import GatewayConfig
@@ -42,7 +42,7 @@ from tandem.orchestration.request_state import RequestState
 from tandem.routing.circuit_breaker import BreakerState
 from tandem.routing.placement import Placement
 from tandem.routing.prefix_accuracy import Prediction
-from tandem.routing.rebalance import Rebalancing, Relocation
+from tandem.routing.rebalance import Rebalancing
 from tandem.routing.worker_view import WorkerView
 from tandem.scaling.demand_totals import QueueBacklog
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
@@ -118,9 +118,8 @@ class OpenRequest:
         counts."""
         if not self.has_begun:
             return None
-        return TokenUsage(
-            len(self.state.request.prompt_tokens) - (self.state.num_cached or 0), self.state.num_delivered
-        )
+        num_computed = len(self.state.request.prompt_tokens) - (self.state.num_cached or 0)
+        return TokenUsage(num_computed, self.state.num_delivered)
 
     def take_kv_time(self, now: float) -> float:
         """Return the KV time of the request since the last call, in token-seconds: the seconds that it spent at
@@ -169,9 +168,13 @@ class RequestDirector:
         self._new_handoff = new_handoff
         self._prefixes = prefixes
         self._queue = PlacementQueue(workers.candidates(), config, targets, prefixes, workers.routing)
+        self.queue = self._queue.queue
+        """Which admitted requests wait, in which order, and the tokens that tenants were charged for each."""
         targets_s = {lane: target_s for lane in Lane if (target_s := targets.lane(lane).itl_s)}
         rules = Rebalancing(targets_s, config.rebalance_min_gain, workers.routing.links)
-        self._rebalancer = Rebalancer(workers.candidates(), rules, config.rebalance_max_moves)
+        self._rebalancer = Rebalancer(
+            workers.candidates(), rules, config.rebalance_max_moves, only_advises=config.rebalance == "explain"
+        )
         self._open: dict[RequestId, OpenRequest] = {}
 
     # ---- what is open
@@ -179,12 +182,6 @@ class RequestDirector:
     def requests(self) -> Sequence[OpenRequest]:
         """Return all open requests, link probes included."""
         return list(self._open.values())
-
-    @property
-    def queue(self) -> RequestQueue:
-        """Return the request queue: which admitted requests wait, in which order, and the tokens that tenants were
-        charged for each admitted request."""
-        return self._queue.queue
 
     def num_queued(self) -> Mapping[Lane, int]:
         """Return, by lane, how many requests wait to be placed on workers, link probes included; every lane has an
@@ -207,16 +204,10 @@ class RequestDirector:
         without any have no entry."""
         return self._queue.num_held()
 
-    def fairness(self, now: float) -> Mapping[tuple[str, Lane], float]:
-        """Return, by (model, lane), how evenly the tenants with waiting requests were served during the minute before
-        `now`. The value is Jain's fairness index: 1 where all got equal service for their weights."""
-        return self.queue.fairness(now)
-
     def num_open(self) -> Mapping[tuple[TenantId, bool], int]:
         """Return the number of clients' open requests, by (tenant, whether the request waits to be placed on workers).
         Link probes do not count."""
-        of_clients = [open_request for open_request in self.requests() if open_request.fixed_placement is None]
-        return Counter((open_request.state.request.tenant, open_request.is_queued) for open_request in of_clients)
+        return Counter((one.state.request.tenant, one.is_queued) for one in self._of_clients())
 
     def breakers(self, now: float) -> Mapping[WorkerId, BreakerState]:
         """Return the state, at the time `now`, of the circuit breaker of each worker that has failed since its last
@@ -236,13 +227,9 @@ class RequestDirector:
             assert request in self._open, f"{request} has a place in the queue and is not open"
         for request in self._queue.waits.requests():
             assert request in self._open, f"the waits of {request} are counted, and it is not open"
-        for request, open_request in self._open.items():
-            assert open_request.fixed_placement is not None or request in self.queue, (
-                f"{open_request!r} is open and has no place"
-            )
-        num_queued = sum(
-            open_request.is_queued for open_request in self._open.values() if open_request.fixed_placement is None
-        )
+        for open_request in self._of_clients():
+            assert open_request.id in self.queue, f"{open_request!r} is open and has no place"
+        num_queued = sum(open_request.is_queued for open_request in self._of_clients())
         assert num_queued == len(self.queue), f"{num_queued} requests are queued, {len(self.queue)} wait"
 
     # ---- requests
@@ -301,12 +288,12 @@ class RequestDirector:
     def cancel(self, request: RequestId, now: float) -> list[Command]:
         """End a request whose client has disconnected or needs no more output, and return the commands to carry out;
         none where the request has ended already."""
-        return self._decide(request, lambda open_request: open_request.state.cancelled(), now)
+        return self._decide(request, RequestState.cancelled, now)
 
     def finish(self, request: RequestId, choice: int, now: float) -> list[Command]:
         """End one choice of which the client needs no more output, and return the commands to carry out; none where the
         choice or its request has ended already."""
-        out = self._decide(request, lambda open_request: open_request.state.finished(choice), now)
+        out = self._decide(request, partial(RequestState.finished, index=choice), now)
         open_request = self._open.get(request)
         if open_request is not None and not open_request.is_queued:
             self.queue.withdraw(request)  # the choice may have been the last one of it that waited
@@ -315,7 +302,7 @@ class RequestDirector:
     def fail(self, request: RequestId, error: TandemError, now: float) -> list[Command]:
         """End a request with an error, and return the commands to carry out; none where the request has ended
         already."""
-        return self._decide(request, lambda open_request: open_request.state.failed(error), now)
+        return self._decide(request, partial(RequestState.failed, error=error), now)
 
     def abort(self, request: RequestId, failure: Exception, now: float) -> list[Command]:
         """End a request with an INTERNAL error because the exception `failure` was raised while handling it, and return
@@ -345,7 +332,7 @@ class RequestDirector:
             elif open_request.state.streamed(worker, event.key, event.index, (event.token.id,)):
                 open_request.delivered_at = now
                 open_request.has_begun = True
-                self._queue.queue.charge_output(event.key.request, 1)
+                self.queue.charge_output(event.key.request, 1)
                 out.append(event)
                 if open_request.ledger.phase is not LedgerPhase.DECODE:
                     open_request.move_ledger(now)
@@ -365,7 +352,7 @@ class RequestDirector:
         open_request.progress_at = now
         open_request.delivered_at = now
         open_request.has_begun = True
-        self._queue.queue.charge_output(key.request, len(ids))
+        self.queue.charge_output(key.request, len(ids))
         open_request.move_ledger(now)
         return True
 
@@ -382,9 +369,8 @@ class RequestDirector:
             self._apply(open_request, partial(open_request.state.accepted, worker, key), now, out)
             open_request.has_begun = open_request.has_begun or open_request.state.phase is JobGroupPhase.RUNNING
         elif open_request.fixed_placement is not None and error.kind is ErrorKind.WORKER_LOST:
-            self._apply(
-                open_request, partial(open_request.state.failed, error), now, out
-            )  # a probe has no other workers
+            # A probe has no other workers.
+            self._apply(open_request, partial(open_request.state.failed, error), now, out)
         else:
             self._apply(open_request, partial(open_request.state.refused, worker, key, error), now, out)
         if open_request.is_queued and key.request in self._open:
@@ -453,24 +439,27 @@ class RequestDirector:
         out: list[Command] = []
         if self._config.rebalance == "off" or not self._rebalancer.is_due(now):
             return out
-        out += self._rebalancer.ended(self._open, now)
-        is_begun = self._config.rebalance == "on"
-        of_clients = [one for one in self._open.values() if one.fixed_placement is None]
+        states = {request: one.state for request, one in self._open.items()}
+        of_clients = [one.state for one in self._of_clients()]
+        out += self._rebalancer.ended(states, now)
         failing = self._queue.breaker.excluded(now)
-        moves: list[Relocation] = []
-        moves += self._rebalancer.plan(of_clients, failing, now, is_begun=is_begun)
+        moves = self._rebalancer.plan(of_clients, failing, now)
         unfit = failing | self._queue.full(Lane.BATCH, now)  # those that refused a request of any lane
-        moves += self._rebalancer.plan_resumes(self._open, unfit, now, is_begun=is_begun)
-        moves += self._rebalancer.plan_leaves(of_clients, unfit, now, is_begun=is_begun)
+        moves += self._rebalancer.plan_resumes(states, unfit, now)
+        moves += self._rebalancer.plan_leaves(of_clients, unfit, now)
         for move in moves:
-            if is_begun:
-                relocate = partial(_relocate, choice=move.key.choice, target=move.target)
+            if self._config.rebalance == "on":
+                relocate = partial(RequestState.relocate, choice=move.key.choice, target=move.target)
                 out += self._decide(move.key.request, relocate, now)
             else:
                 out.append(ReportMove(move, MoveOutcome.ADVISED))
         return out
 
     # ---- inside
+
+    def _of_clients(self) -> list[OpenRequest]:
+        """Return the open requests of clients, that is all but link probes."""
+        return [open_request for open_request in self.requests() if open_request.fixed_placement is None]
 
     def _begin(self, request: Request, ledger: PhaseLedger | None, now: float, max_retries: int) -> OpenRequest:
         state = RequestState(request, self._new_handoff(request.id), max_retries)
@@ -491,12 +480,12 @@ class RequestDirector:
             self._apply(open_request, partial(open_request.state.placed, turn.placement), now, out)
 
     def _decide(
-        self, request: RequestId, decide: Callable[[OpenRequest], Sequence[StateCommand]], now: float
+        self, request: RequestId, decide: Callable[[RequestState], Sequence[StateCommand]], now: float
     ) -> list[Command]:
         out: list[Command] = []
         open_request = self._open.get(request)
         if open_request is not None:
-            self._apply(open_request, partial(decide, open_request), now, out)
+            self._apply(open_request, partial(decide, open_request.state), now, out)
         return out
 
     def _apply(
@@ -595,29 +584,50 @@ class RequestDirector:
             )
         if self._is_stalled(open_request, now):
             open_request.progress_at = now
-            return open_request.state.stalled(
-                f"its workers made no progress for {self._config.progress_timeout_s:g} s (gateway.progress_timeout_s)"
-            )
+            waited = f"{self._config.progress_timeout_s:g} s (gateway.progress_timeout_s)"
+            return open_request.state.stalled(f"its workers made no progress for {waited}")
         return ()
 
     def _timeout(self, open_request: OpenRequest, now: float) -> TandemError | None:
-        """Return the error with which an overdue request ends; None where it may go on. The time in the queue counts
-        since the client last got something, so a request that returns to the queue does not begin its wait anew."""
+        """Return the error with which an overdue request ends; None where it may go on."""
         if open_request.deadline is not None:
-            error = deadline_error(
-                open_request.deadline - now, open_request.prefill_s if open_request.is_queued else 0.0
-            )
+            prefill_s = open_request.prefill_s if open_request.is_queued else 0.0
+            error = deadline_error(open_request.deadline - now, prefill_s)
             if error is not None:
                 return error
-        if not open_request.is_queued:
-            return None
+        return self._queue_timeout(open_request, now) if open_request.is_queued else None
+
+    def _queue_timeout(self, open_request: OpenRequest, now: float) -> TandemError | None:
+        """Return the NO_WORKER error for a queued request that has waited too long for workers, or None when it may
+        continue to wait.
+
+        The wait begins when the client last got something, so a request that returns to the queue does not begin it
+        anew. With `gateway.wake_timeout_s` a request may wait that long while no worker could serve it, and
+        `queue_timeout_s` from then on. Where workers are lost again and again, the sum of both limits the whole wait.
+        """
+        config, since = self._config, open_request.delivered_at
         model, lane = open_request.state.request.model, open_request.state.request.lane
-        why = partial(self._queue.why, model, lane, now)
-        no_worker_since, since = self._queue.hopeless_since(model, lane), open_request.delivered_at
-        if self._config.wake_timeout_s:
-            served_since = self._queue.served_since(model, lane)
-            return wake_timeout_error(self._config, since, no_worker_since, served_since, now, why)
-        return queue_timeout_error(self._config, since, no_worker_since, now, why)
+        no_worker_since = self._queue.hopeless_since(model, lane)
+        waited_s = now - since
+        unserved_s = -math.inf if no_worker_since is None else now - max(since, no_worker_since)
+        if config.wake_timeout_s:
+            served_since = now if no_worker_since is not None else self._queue.served_since(model, lane)
+            held_s = min(max(0.0, served_since - since), config.wake_timeout_s)
+            limits = [
+                (unserved_s, config.wake_timeout_s, "wake_timeout_s"),
+                (waited_s, held_s + config.queue_timeout_s, "wake_timeout_s and queue_timeout_s"),
+            ]
+        else:
+            limits = [
+                (waited_s, config.queue_timeout_s, "queue_timeout_s"),
+                (unserved_s, config.no_worker_wait_s, "no_worker_wait_s"),
+            ]
+        for spent_s, limit_s, setting in limits:
+            if spent_s >= limit_s:
+                why = self._queue.why(model, lane, now)
+                message = f"no worker could take the request within {limit_s:g} s (gateway.{setting}): {why}"
+                return TandemError(ErrorKind.NO_WORKER, message, retry_after_s=1.0)
+        return None
 
     def _is_stalled(self, open_request: OpenRequest, now: float) -> bool:
         return not open_request.is_queued and now - open_request.progress_at >= self._config.progress_timeout_s
@@ -627,7 +637,7 @@ class RequestDirector:
     ) -> None:
         """Update the circuit breaker, the rebalancer and the measured bandwidths by an event that is not a token."""
         if isinstance(event, Finished):
-            self._queue.breaker.on_success(worker)
+            self._queue.breaker.clear(worker)
         elif isinstance(event, Preempted):
             if self._config.rebalance != "off" and open_request.fixed_placement is None:
                 self._rebalancer.preempted(event.key, event.next_index, worker, now)
@@ -670,17 +680,14 @@ class RequestDirector:
         """Compare the predicted prefix hits of a request with the `num_cached` prompt tokens that its worker did not
         compute."""
         placement = open_request.state.placement
+        fetch = None if placement is None else placement.prefix
         predicted, open_request.predicted = open_request.predicted, ()
         for prediction in predicted:
             if self._prefixes is not None:
                 self._prefixes.reported(prediction, num_cached)
-            if placement is not None and placement.prefix is not None and placement.prefix.worker == prediction.worker:
+            if placement is not None and fetch is not None and fetch.producer == prediction.worker:
                 link = prediction.worker, placement.prefill
                 self._queue.on_prefix_fetch(link, num_cached > prediction.num_before, now)
-
-
-def _relocate(open_request: OpenRequest, choice: int, target: WorkerRef) -> Sequence[StateCommand]:
-    return open_request.state.relocate(choice, target)
 
 
 def deadline_error(left_s: float, prefill_s: float) -> TandemError | None:
@@ -695,49 +702,3 @@ def deadline_error(left_s: float, prefill_s: float) -> TandemError | None:
         reason = f"rejected, because the prompt takes {prefill_s:.3g} s and the client's deadline leaves {left_s:.3g} s"
         return TandemError(ErrorKind.SLO_MISS, reason, retry_after_s=1.0, reason="deadline")
     return None
-
-
-def queue_timeout_error(
-    config: GatewayConfig, since: float, no_worker_since: float | None, now: float, why: Callable[[], str]
-) -> TandemError | None:
-    """Return the NO_WORKER error for a request that has waited too long for workers, or None when it may continue to
-    wait.
-
-    `since`: when it arrived or its client got its last token. `no_worker_since`: when the last worker that could serve
-    it was lost; None while there is one. These times and `now` are seconds of one clock. `why`: function that returns
-    what the request waits for, as text for the error.
-    """
-    if now - since >= config.queue_timeout_s:
-        return _no_worker_error(config.queue_timeout_s, "queue_timeout_s", why())
-    if no_worker_since is not None and now - max(since, no_worker_since) >= config.no_worker_wait_s:
-        return _no_worker_error(config.no_worker_wait_s, "no_worker_wait_s", why())
-    return None
-
-
-def wake_timeout_error(
-    config: GatewayConfig,
-    since: float,
-    no_worker_since: float | None,
-    served_since: float,
-    now: float,
-    why: Callable[[], str],
-) -> TandemError | None:
-    """Return the NO_WORKER error for a request that has waited too long for workers, or None when it may continue to
-    wait; used in place of `queue_timeout_error` when `gateway.wake_timeout_s` is above 0.
-
-    While no worker could serve the request, it may wait `wake_timeout_s`. `served_since`: the time since which a worker
-    could serve it again, -infinity without such a time; from then on it may wait `queue_timeout_s`. Where workers are
-    lost again and again, the sum of both settings limits the whole wait. The other arguments are those of
-    `queue_timeout_error`.
-    """
-    if no_worker_since is not None and now - max(since, no_worker_since) >= config.wake_timeout_s:
-        return _no_worker_error(config.wake_timeout_s, "wake_timeout_s", why())
-    latest = config.wake_timeout_s if no_worker_since is not None else max(0.0, served_since - since)
-    if now - since >= min(latest, config.wake_timeout_s) + config.queue_timeout_s:
-        return _no_worker_error(now - since, "wake_timeout_s and queue_timeout_s", why())
-    return None
-
-
-def _no_worker_error(waited_s: float, setting: str, why: str) -> TandemError:
-    message = f"no worker could take the request within {waited_s:g} s (gateway.{setting}): {why}"
-    return TandemError(ErrorKind.NO_WORKER, message, retry_after_s=1.0)

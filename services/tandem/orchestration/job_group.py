@@ -18,8 +18,8 @@ its own, and those without tokens stay together, because a job of several choice
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from tandem.core.ids import HandoffKey, JobKey, WorkerRef
@@ -36,37 +36,20 @@ class JobGroupPhase(Enum):
     ENDED = auto()
 
 
+_OPEN = set(JobGroupPhase) - {JobGroupPhase.ENDED}
+
+
 class JobGroupStep(Enum):
-    """Name the events that move a job group from one phase to another; PHASE_TABLE defines the moves."""
+    """Name the events that move a job group from one phase to another. The value of each is a pair: the phases in which
+    it may happen, and the phase to which it leads."""
 
-    PLACED = auto()
-    BOOKED = auto()
-    STARTED = auto()
-    OFFERED = auto()
-    WITHDRAWN = auto()
-    NO_ROOM = auto()
-    END = auto()
-
-
-PHASE_TABLE: dict[tuple[JobGroupPhase, JobGroupStep], JobGroupPhase] = {
-    (JobGroupPhase.QUEUED, JobGroupStep.PLACED): JobGroupPhase.RESERVING,
-    (JobGroupPhase.QUEUED, JobGroupStep.END): JobGroupPhase.ENDED,
-    (JobGroupPhase.FINDING_CONSUMER, JobGroupStep.PLACED): JobGroupPhase.RESERVING,
-    (JobGroupPhase.FINDING_CONSUMER, JobGroupStep.WITHDRAWN): JobGroupPhase.RUNNING,
-    (JobGroupPhase.FINDING_CONSUMER, JobGroupStep.NO_ROOM): JobGroupPhase.QUEUED,
-    (JobGroupPhase.FINDING_CONSUMER, JobGroupStep.END): JobGroupPhase.ENDED,
-    (JobGroupPhase.RESERVING, JobGroupStep.BOOKED): JobGroupPhase.STARTING,
-    (JobGroupPhase.RESERVING, JobGroupStep.STARTED): JobGroupPhase.RUNNING,
-    (JobGroupPhase.RESERVING, JobGroupStep.OFFERED): JobGroupPhase.FINDING_CONSUMER,
-    (JobGroupPhase.RESERVING, JobGroupStep.NO_ROOM): JobGroupPhase.QUEUED,
-    (JobGroupPhase.RESERVING, JobGroupStep.END): JobGroupPhase.ENDED,
-    (JobGroupPhase.STARTING, JobGroupStep.STARTED): JobGroupPhase.RUNNING,
-    (JobGroupPhase.STARTING, JobGroupStep.NO_ROOM): JobGroupPhase.QUEUED,
-    (JobGroupPhase.STARTING, JobGroupStep.END): JobGroupPhase.ENDED,
-    (JobGroupPhase.RUNNING, JobGroupStep.OFFERED): JobGroupPhase.FINDING_CONSUMER,
-    (JobGroupPhase.RUNNING, JobGroupStep.NO_ROOM): JobGroupPhase.QUEUED,
-    (JobGroupPhase.RUNNING, JobGroupStep.END): JobGroupPhase.ENDED,
-}
+    PLACED = {JobGroupPhase.QUEUED, JobGroupPhase.FINDING_CONSUMER}, JobGroupPhase.RESERVING
+    BOOKED = {JobGroupPhase.RESERVING}, JobGroupPhase.STARTING
+    STARTED = {JobGroupPhase.RESERVING, JobGroupPhase.STARTING}, JobGroupPhase.RUNNING
+    OFFERED = {JobGroupPhase.RESERVING, JobGroupPhase.RUNNING}, JobGroupPhase.FINDING_CONSUMER
+    WITHDRAWN = {JobGroupPhase.FINDING_CONSUMER}, JobGroupPhase.RUNNING
+    NO_ROOM = _OPEN - {JobGroupPhase.QUEUED}, JobGroupPhase.QUEUED
+    END = _OPEN, JobGroupPhase.ENDED
 
 
 @dataclass(eq=False, slots=True)
@@ -104,6 +87,7 @@ class KVOffer:
     prefill: PrefillJob | None = None
 
 
+@dataclass(eq=False, slots=True)
 class JobGroup:
     """Hold the choices that run as one job, and the open jobs of the workers that run them (`works`).
 
@@ -120,34 +104,18 @@ class JobGroup:
       first token, by the prefill worker. DECODE: at least one token by the worker that decodes.
     """
 
-    __slots__ = (
-        "choices",
-        "num_fruitless",
-        "num_retries",
-        "phase",
-        "prefix",
-        "progress",
-        "progress_at",
-        "source",
-        "target",
-        "unanswered",
-        "unfit",
-        "works",
-    )  # fmt: skip
-
-    def __init__(self, choices: Iterable[int], num_fruitless: int = 0, num_retries: int = 0) -> None:
-        self.choices = set(choices)
-        self.phase = JobGroupPhase.QUEUED
-        self.works: list[WorkerJob] = []
-        self.unanswered: WorkerJob | None = None
-        self.source: KVOffer | None = None
-        self.prefix: RemotePrefix | None = None
-        self.target: WorkerRef | None = None
-        self.unfit: set[WorkerRef] = set()
-        self.num_fruitless = num_fruitless
-        self.num_retries = num_retries
-        self.progress_at = 0
-        self.progress = LedgerPhase.FIRST
+    choices: set[int]
+    num_fruitless: int = 0
+    num_retries: int = 0
+    phase: JobGroupPhase = JobGroupPhase.QUEUED
+    works: list[WorkerJob] = field(default_factory=list)
+    unanswered: WorkerJob | None = None
+    source: KVOffer | None = None
+    prefix: RemotePrefix | None = None
+    target: WorkerRef | None = None
+    unfit: set[WorkerRef] = field(default_factory=set)
+    progress_at: int = 0
+    progress: LedgerPhase = LedgerPhase.FIRST
 
     @property
     def ledger_phase(self) -> LedgerPhase:
@@ -166,13 +134,12 @@ class JobGroup:
         return self.progress
 
     def move(self, step: JobGroupStep) -> None:
-        """Change `phase` by a step, as PHASE_TABLE defines.
-
-        Raises RuntimeError, and changes nothing, for a step that the table does not list.
-        """
-        if (self.phase, step) not in PHASE_TABLE:
+        """Change `phase` by a step. Raises RuntimeError, and changes nothing, for a step that may not happen in this
+        phase."""
+        before, after = step.value
+        if self.phase not in before:
             raise RuntimeError(f"{self!r} cannot take {step.name}")
-        self.phase = PHASE_TABLE[self.phase, step]
+        self.phase = after
 
     def find(self, worker: WorkerRef, attempt: int) -> WorkerJob | None:
         """Return the open job with the attempt number `attempt` at `worker`; None when there is none."""
@@ -236,20 +203,21 @@ class JobGroup:
         """Return whether a decode worker offers the group's KV and still samples its tokens."""
         return self.source is not None and self.source.prefill is None and bool(self.at(self.source.worker))
 
-    @property
-    def is_kv_offered(self) -> bool:
-        """Return whether the group's KV can be taken over: it is offered by a prefill worker, or by a decode worker
-        whose job is still open. A decode worker whose job has ended has already handed over its KV."""
-        return self.source is not None and (self.source.prefill is not None or self.is_source_open)
+    def is_offered_besides(self, worker: WorkerRef) -> bool:
+        """Return whether the group's KV can be taken over from another worker than `worker`: from a prefill worker, or
+        from a decode worker whose job is still open. A decode worker whose job has ended has already handed over its
+        KV."""
+        if self.source is None or self.source.worker == worker:
+            return False
+        return self.source.prefill is not None or self.is_source_open
 
     def split(self, choice: int) -> JobGroup:
         """Move a choice to a new job group in the same phase, and return that group.
 
         Each job with this choice is divided between the two groups.
         """
-        part = JobGroup((choice,), self.num_fruitless, self.num_retries)
-        part.phase, part.progress_at = self.phase, self.progress_at
-        part.prefix, part.progress = self.prefix, self.progress
+        part = JobGroup({choice}, self.num_fruitless, self.num_retries, self.phase, prefix=self.prefix)
+        part.progress_at, part.progress = self.progress_at, self.progress
         self.choices.discard(choice)
         for work in [work for work in self.works if choice in work.choices]:
             part.works.append(WorkerJob(work.worker, work.job, {choice}, work.is_handed_off))
@@ -265,15 +233,15 @@ class JobGroup:
         do not matter, but a choice between them that has tokens or is in another group separates them. `num_tokens`:
         for each choice of the request that has not ended, by index, the number of tokens that the client has.
         """
-        groups: list[list[int]] = []
+        groups: list[set[int]] = []
         previous: int | None = None
         for index in sorted(num_tokens):
             is_free = index in self.choices and not num_tokens[index]
             if index in self.choices:
                 if is_free and previous is not None:
-                    groups[-1].append(index)
+                    groups[-1].add(index)
                 else:
-                    groups.append([index])
+                    groups.append({index})
             previous = index if is_free else None
         if len(groups) == 1:
             return [self]

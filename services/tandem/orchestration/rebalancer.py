@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from heapq import nsmallest
 from operator import itemgetter
-from typing import Protocol
 from zlib import crc32
 
 from tandem.core.ids import JobKey, RequestId, WorkerRef
@@ -17,15 +16,7 @@ from tandem.core.lane import Lane
 from tandem.core.request import ResumeJob
 from tandem.orchestration.commands import MoveOutcome, ReportMove
 from tandem.orchestration.request_state import RequestState
-from tandem.routing.rebalance import (
-    MovableSequence,
-    PlannedLeave,
-    PlannedMove,
-    PlannedResume,
-    Rebalancing,
-    Relocation,
-    SlowWorker,
-)
+from tandem.routing.rebalance import MovableSequence, Rebalancing, Relocation, SlowWorker
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import Pair, WorkerView, decode_cost
 
@@ -52,13 +43,6 @@ FIRST_BACKOFF_S = 10.0
 LONGEST_BACKOFF_S = 160.0
 """First and longest time, in seconds, for which a pair of workers is not used after a move between them was withdrawn.
 The time doubles with each withdrawn move, unless the pair was usable for as long before."""
-
-
-class HasState(Protocol):
-    """Give access to the state machine of an open request (`state`); the director's `OpenRequest` does."""
-
-    @property
-    def state(self) -> RequestState: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +79,20 @@ class Rebalancer:
     Each gateway moves its own requests only. Where a slow worker decodes for several gateways, each of them moves
     sequences at a rate in proportion to its part of the worker's sequences, and begins at a different time, so that
     together they move about one per `PERIOD_S`. `ranking`: the workers that the gateway knows. `rules`: chooses
-    sequences and targets. A request that was retried or moved `max_moves` times stays. The caller begins the moves that
-    the `plan` methods return, and gets their outcomes from `ended`.
+    sequences and targets. A request that was retried or moved `max_moves` times stays.
+
+    The caller begins the moves that the `plan` methods return; each of them is followed until `ended` returns its
+    outcome. With `only_advises` the moves are only advice: that of `plan` and `plan_leaves` is repeated every `HOLD_S`
+    seconds, that of `plan_resumes` is given once for each preemption.
     """
 
-    def __init__(self, ranking: WorkerRanking, rules: Rebalancing, max_moves: int) -> None:
+    def __init__(
+        self, ranking: WorkerRanking, rules: Rebalancing, max_moves: int, *, only_advises: bool = False
+    ) -> None:
         self._rules = rules
         self._ranking = ranking
         self._max_moves = max_moves
+        self._only_advises = only_advises
         self._moves: dict[Pair, _OpenMove] = {}
         self._next_at: dict[WorkerRef, float] = {}
         """For each slow worker, when a sequence may move away from it next."""
@@ -121,43 +111,39 @@ class Rebalancer:
         """Return whether `PERIOD_S` seconds have passed since the last call of `plan`."""
         return now >= self._due_at
 
-    def plan(
-        self, requests: Iterable[HasState], failing: Set[WorkerRef], now: float, *, is_begun: bool
-    ) -> list[PlannedMove]:
+    def plan(self, requests: Iterable[RequestState], failing: Set[WorkerRef], now: float) -> list[Relocation]:
         """Return the moves to begin now from slow decode workers to faster ones.
 
         `requests`: the open requests of this gateway that may move. `failing`: workers that are neither source nor
-        target, because their jobs keep failing. `is_begun`: True if the caller begins the moves, each of which is then
-        followed until `ended` returns its outcome. False if the moves are only advice, which is repeated every `HOLD_S`
-        seconds. `now`: seconds of one clock.
+        target, because their jobs keep failing. `now`: seconds of one clock.
         """
         self._due_at = now + PERIOD_S
         excluded = self._excluded(now)
-        slow = self._rules.slow_workers(self._ranking.without(failing).decoding(), excluded)
+        slow = self._rules.slow_workers(self._ranking.without(failing).views(), excluded)
         self._next_at = {one.view.ref: self._next_at.get(one.view.ref, now + HOLD_S) for one in slow}
         self._begun &= self._next_at.keys()
         busy = self._busy(now)
         # The one that has waited longest goes first, because several may want to use the same target.
         slow.sort(key=lambda one: self._next_at[one.view.ref])
         due = {one.view.ref: one for one in slow if now >= self._next_at[one.view.ref] and one.view.ref not in busy}
-        moves: list[PlannedMove] = []
+        moves: list[Relocation] = []
+        unusable = excluded | self._moves.keys()
         for source, sequences in self._sequences(requests, due.keys()).items():
+            turn_s = _turn_s(due[source], sequences)
             if source not in self._begun and sequences:
                 self._begun.add(source)
-                first_s = _turn_s(due[source], sequences) - PERIOD_S
-                self._next_at[source] = now + first_s * crc32(sequences[0].key.request.encode()) / 2**32
+                share = crc32(sequences[0].key.request.encode()) / 2**32
+                self._next_at[source] = now + (turn_s - PERIOD_S) * share
             if source in busy or now < self._next_at[source]:
                 continue
-            move = self._rules.plan(due[source], sequences, busy, excluded | self._moves.keys())
-            if move is not None:
-                moves.append(move)
-                busy |= {move.source, move.target}
-                self._next_at[source] = now + (_turn_s(due[source], sequences) if is_begun else HOLD_S)
-            else:
+            move = self._rules.plan(due[source], sequences, busy, unusable)
+            if move is None:
                 self._next_at[source] = now + (RETRY_S if busy else HOLD_S)
-            if move is not None and is_begun:
-                self._moves[move.source, move.target] = _OpenMove(move, now)
-        return moves
+                continue
+            moves.append(move)
+            busy |= {move.source, move.target}
+            self._next_at[source] = now + (HOLD_S if self._only_advises else turn_s)
+        return self._follow(moves, now)
 
     def preempted(self, key: JobKey, next_index: int, worker: WorkerRef, now: float) -> None:
         """Record that `worker` has preempted a choice at the time `now`. `key`: the key of the choice in its job there.
@@ -182,29 +168,28 @@ class Rebalancer:
         return one.key, one.next_index, now - one.since
 
     def plan_resumes(
-        self, open_requests: Mapping[RequestId, HasState], excluded: Set[WorkerRef], now: float, *, is_begun: bool
-    ) -> list[PlannedResume]:
+        self, open_requests: Mapping[RequestId, RequestState], excluded: Set[WorkerRef], now: float
+    ) -> list[Relocation]:
         """Return the moves, to begin now, by which preempted choices go on at workers with room. A choice may move once
         it has waited for `PAUSE_S` seconds on the worker that preempted it. The most urgent lane comes first, and
         within a lane the choice that has waited longest.
 
-        `open_requests`: the open requests of this gateway, by id. `excluded`: workers to which nothing moves.
-        `is_begun`: as for `plan`, but advice is given once for each preemption. Preempted choices that have gone on or
-        ended are forgotten.
+        `open_requests`: the open requests of this gateway, by id. `excluded`: workers to which nothing moves. Preempted
+        choices that have gone on or ended are forgotten.
         """
         due: list[tuple[Lane, float, _Preemption]] = []
         for choice, one in list(self._preempted.items()):
-            request = open_requests.get(one.key.request)
-            next_index = None if request is None else request.state.next_index(one.key)
-            if request is None or next_index is None or next_index > one.next_index:
+            state = open_requests.get(one.key.request)
+            next_index = None if state is None else state.next_index(one.key)
+            if state is None or next_index is None or next_index > one.next_index:
                 del self._preempted[choice]
             elif now >= max(one.since + PAUSE_S, one.tried_at + HOLD_S) and next_index == one.next_index:
-                due.append((request.state.request.lane, one.since, one))
-        moves: list[PlannedResume] = []
+                due.append((state.request.lane, one.since, one))
+        moves: list[Relocation] = []
         if not due:
             return moves
         busy, unusable = self._busy(now), self._excluded(now) | self._moves.keys()
-        seated = [view for view in self._ranking.without(excluded).decoding() if self._rules.has_free_seat(view)]
+        seated = [view for view in self._ranking.without(excluded).views() if self._rules.has_free_seat(view)]
         free = {
             source: [view for view in seated if view.ref not in busy and (source, view.ref) not in unusable]
             for source in {one.worker for _, _, one in due} - busy
@@ -214,35 +199,31 @@ class Rebalancer:
             if one.worker in busy:
                 continue
             left = [view for view in free[one.worker] if view.ref not in busy]
-            move = self._resume(one, open_requests[one.key.request].state, left)
+            move = self._resume(one, open_requests[one.key.request], left)
             if move is None:
                 one.tried_at = now
                 continue
             moves.append(move)
             busy |= {move.source, move.target}
-            if is_begun:
-                self._moves[move.source, move.target] = _OpenMove(move, now)
-            else:
+            if self._only_advises:
                 del self._preempted[one.key.request, one.key.choice]
-        return moves
+        return self._follow(moves, now)
 
-    def plan_leaves(
-        self, requests: Iterable[HasState], excluded: Set[WorkerRef], now: float, *, is_begun: bool
-    ) -> list[PlannedLeave]:
+    def plan_leaves(self, requests: Iterable[RequestState], excluded: Set[WorkerRef], now: float) -> list[Relocation]:
         """Return the moves, to begin now, by which sequences leave prefill workers and go on at workers with room. The
         most urgent lane comes first, and each prefill worker is the source of at most one move at a time. Sequences
         decode on a prefill worker after its role was changed, or because no other worker had room.
 
         `requests`: the open requests of this gateway that may move. `excluded`: workers to which nothing moves.
-        `is_begun`: as for `plan`. Preempted choices are left to `plan_resumes`."""
-        moves: list[PlannedLeave] = []
+        Preempted choices are left to `plan_resumes`."""
+        moves: list[Relocation] = []
         if now < self._leaves_due_at:
             return moves
         self._leaves_due_at = now + HOLD_S
         self._kept_until = {key: until for key, until in self._kept_until.items() if until > now}
         busy = self._busy(now)
-        views = [view for view in self._ranking.prompts_only() if view.load.num_running and view.ref not in busy]
-        sources = {view.ref: view for view in views}
+        leavable = (view for view in self._ranking.views() if not view.decodes and view.load.num_running)
+        sources = {view.ref: view for view in leavable if view.ref not in busy}
         leaving = [
             (one.lane, one.num_context, one.key, source, one)
             for source, sequences in self._sequences(requests, sources.keys()).items()
@@ -252,34 +233,37 @@ class Rebalancer:
         if not leaving:
             return moves
         unusable = self._excluded(now) | self._moves.keys()
-        seated = [view for view in self._ranking.without(excluded).decoding() if self._rules.has_free_seat(view)]
+        seated = [view for view in self._ranking.without(excluded).views() if self._rules.has_free_seat(view)]
         seated.sort(key=decode_cost)
         # Those without a worker to go to must not keep the others from being examined.
         kinds = {(view.model, view.fingerprint) for view in seated}
         able = (entry for entry in leaving if (sources[entry[3]].model, sources[entry[3]].fingerprint) in kinds)
-        for _, _, key, source, one in nsmallest(MAX_EXAMINED, able):
+        for *_, source, one in nsmallest(MAX_EXAMINED, able):
             if source in busy:
                 continue
             free = (view for view in seated if view.ref not in busy and (source, view.ref) not in unusable)
-            target = self._rules.leave_target(sources[source], one, free)
-            if target is not None:
-                moves.append(move := PlannedLeave(key, source, target))
-                busy |= {source, target}
-                if is_begun:
-                    self._moves[source, target] = _OpenMove(move, now)
+            move = self._rules.plan_leave(sources[source], one, free)
+            if move is not None:
+                moves.append(move)
+                busy |= {move.source, move.target}
+        return self._follow(moves, now)
+
+    def _follow(self, moves: list[Relocation], now: float) -> list[Relocation]:
+        """Record moves that the caller begins now, and return them. Records nothing where they are only advice."""
+        if not self._only_advises:
+            self._moves |= {(move.source, move.target): _OpenMove(move, now) for move in moves}
         return moves
 
-    def _resume(self, one: _Preemption, state: RequestState, free: list[WorkerView]) -> PlannedResume | None:
+    def _resume(self, one: _Preemption, state: RequestState, free: list[WorkerView]) -> Relocation | None:
         source = self._ranking.find(state.request.model, one.worker)
         if source is None or state.num_retries >= self._max_moves:
             return None
         for sequence in state.movable(one.worker):
             if sequence.key == one.key:
-                target = self._rules.resume_target(source, sequence, free)
-                return None if target is None else PlannedResume(one.key, one.worker, target)
+                return self._rules.plan_resume(source, sequence, free)
         return None
 
-    def ended(self, open_requests: Mapping[RequestId, HasState], now: float) -> list[ReportMove]:
+    def ended(self, open_requests: Mapping[RequestId, RequestState], now: float) -> list[ReportMove]:
         """Return the outcomes of the moves that have ended since the last call, and forget these moves.
         `open_requests`: the open requests of this gateway, by id."""
         reports: list[ReportMove] = []
@@ -288,15 +272,15 @@ class Rebalancer:
             if outcome is None:
                 continue
             del self._moves[pair]
-            if isinstance(move.planned, PlannedLeave):
+            if move.planned.reason == "prompts_only":
                 self._leaves_due_at = now  # the next one may leave
                 if outcome is MoveOutcome.WITHDRAWN:
                     self._kept_until[move.planned.key] = now + FIRST_BACKOFF_S
             if outcome is MoveOutcome.MOVED:
                 self._backoffs.pop(pair, None)
-                if isinstance(move.planned, PlannedResume):
+                if move.planned.reason == "preempted":
                     outcome = MoveOutcome.RESUMED
-            elif outcome is MoveOutcome.WITHDRAWN and isinstance(move.planned, PlannedResume):
+            elif outcome is MoveOutcome.WITHDRAWN and move.planned.reason == "preempted":
                 self._resting_until[pair] = now + HOLD_S
             elif outcome is MoveOutcome.WITHDRAWN:
                 before = self._backoffs.get(pair)
@@ -322,13 +306,12 @@ class Rebalancer:
         return {ref for pair, move in self._moves.items() if now < move.begun_at + STUCK_S for ref in pair}
 
     def _sequences(
-        self, requests: Iterable[HasState], sources: Set[WorkerRef]
+        self, requests: Iterable[RequestState], sources: Set[WorkerRef]
     ) -> dict[WorkerRef, list[MovableSequence]]:
         """Return the sequences of this gateway that may move away from each of the workers `sources`, by worker, in the
         order of `sources`."""
         found: dict[WorkerRef, list[MovableSequence]] = {source: [] for source in sources}
-        for request in requests if found else ():
-            state = request.state
+        for state in requests if found else ():
             if state.num_retries < self._max_moves:
                 for worker in state.workers():
                     if worker in found:
@@ -342,17 +325,17 @@ def _turn_s(source: SlowWorker, sequences: list[MovableSequence]) -> float:
     return PERIOD_S * max(1.0, source.view.load.num_running / max(1, len(sequences)))
 
 
-def _outcome(move: _OpenMove, request: HasState | None, now: float) -> MoveOutcome | None:
+def _outcome(move: _OpenMove, state: RequestState | None, now: float) -> MoveOutcome | None:
     """Return how a move has ended, or None while it has not. A move whose sequence was not offered within
     `MOVE_TIMEOUT_S` seconds is given up, and the sequence stays."""
     key = move.planned.key
-    group = None if request is None else request.state.attempts.of(key.choice)
-    if request is None or group is None:
+    group = None if state is None else state.attempts.of(key.choice)
+    if state is None or group is None:
         return MoveOutcome.ENDED
     if group.target is not None:
         if group.source is not None or now - move.begun_at < MOVE_TIMEOUT_S:
             return None
-        request.state.attempts.give_up_move(key.choice)
+        state.attempts.give_up_move(key.choice)
         return MoveOutcome.WITHDRAWN
     for work in group.works:
         if work.worker == move.planned.target and isinstance(work.job, ResumeJob) and work.job.offer_attempt:

@@ -30,10 +30,9 @@ from tandem.core.request_stages import Wait, WaitCause
 from tandem.orchestration.commands import FindConsumer, Requeue
 from tandem.orchestration.queue_waits import QueueWaits
 from tandem.routing.candidates import pick_migration_target
-from tandem.routing.circuit_breaker import CircuitBreakers
+from tandem.routing.circuit_breaker import CircuitBreakers, FailureBackoff
 from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.prefix_accuracy import Prediction, predict
-from tandem.routing.prefix_fetch_backoff import PrefixFetchBackoff
 from tandem.routing.prefix_index import PrefixHit
 from tandem.routing.router import BUSY, BY_COST, WORTH_WAITING, Routing, place
 from tandem.routing.routing_request import RoutingRequest
@@ -44,6 +43,10 @@ from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 BEHIND = NoPlacement("requests of a more urgent lane wait for the same workers", may_pass=True)
 REFUSAL_BACKOFF_S = 0.1
 """Seconds until a worker that refused is tried again, unless it reports more capacity before."""
+NUM_FETCH_FAILURES = 2
+"""Number of failed prefix fetches in a row after which no prefix is fetched over a link for some time; a single failure
+may be due to blocks that were evicted a moment ago. A link that no hand-off uses is not probed, and where it is down,
+each fetch over it would delay its prompt until the worker's timeout."""
 
 
 class Prefixes(Protocol):
@@ -113,7 +116,7 @@ class PlacementQueue:
     ) -> None:  # fmt: skip
         self.queue = RequestQueue(config.max_queued, config.kv_time_tokens)
         self.breaker = CircuitBreakers()
-        self._prefix_fetches = PrefixFetchBackoff()
+        self._prefix_fetches = FailureBackoff[Pair](NUM_FETCH_FAILURES)
         self._ranking = ranking
         self._config = config
         self._targets = targets
@@ -158,11 +161,8 @@ class PlacementQueue:
         self._requests[request.id] = routing_request
         self.waits.enter(request.id, _ModelLane.of(routing_request), now)
         prefill_s = 0.0 if predicted is None else predicted.prefill_s
-        if leaves is None:
-            return AdmissionResult(prefill_s=prefill_s)
-        return AdmissionResult(
-            leaves, queue_full(self._config.max_queued, self._expect(item, routing_request)), prefill_s
-        )
+        error = None if leaves is None else queue_full(self._config.max_queued, self._expect(item, routing_request))
+        return AdmissionResult(leaves, error, prefill_s)
 
     def turns(self, now: float) -> Iterator[Dispatchable]:
         """Yield the requests to send to workers now, each with its placement, until the first request of every model
@@ -241,14 +241,14 @@ class PlacementQueue:
         """Record whether a prefix fetch over a link, a pair (producer, consumer) of workers, has succeeded. No prefixes
         are fetched for some time over a link that keeps failing."""
         if has_succeeded:
-            self._prefix_fetches.on_success(link)
+            self._prefix_fetches.clear(link)
         else:
-            self._prefix_fetches.failed(link, now)
+            self._prefix_fetches.failed([link], now)
 
     def forget(self, worker: WorkerRef) -> None:
         """Remove the circuit breaker and the prefix fetch failures of a worker that is gone."""
-        self.breaker.forget(worker)
-        self._prefix_fetches.forget(worker)
+        self.breaker.clear(worker)
+        self._prefix_fetches.clear(*[link for link in self._prefix_fetches.failing() if worker in link])
 
     def refused(self, workers: Iterable[WorkerRef], lane: Lane, now: float) -> None:
         """Record that workers refused a request of `lane` for lack of room. For `REFUSAL_BACKOFF_S` seconds they get no
@@ -313,7 +313,7 @@ class PlacementQueue:
 
     def _try(self, request: RequestId, yields_to: frozenset[Lane], now: float) -> Dispatchable | NoPlacement:
         routing_request = self._looked_up(self._requests[request], self.queue.charged(request))
-        if blocked_links := self._prefix_fetches.links(now):
+        if blocked_links := self._prefix_fetches.excluded(now):
             routing_request = replace(routing_request, blocked_links=blocked_links)
         if yields_to:
             routing_request = replace(routing_request, yields_to=yields_to)
@@ -357,9 +357,8 @@ class PlacementQueue:
         worker = self._ranking.find(routing_request.model, placement.prefill)
         assert worker is not None, f"{placement.prefill} was chosen"
         picked = placement.picked
-        self.queue.send(
-            request, routing_request.num_uncached(worker) if picked is None else picked.cost.prefill.num_uncached
-        )
+        num_uncached = routing_request.num_uncached(worker) if picked is None else picked.cost.prefill.num_uncached
+        self.queue.send(request, num_uncached)
         waits = self.waits.take(request, key, now)
         return Dispatchable(request, placement, _predictions(routing_request, placement, worker), waits)
 
@@ -426,7 +425,7 @@ def _predictions(request: RoutingRequest, placement: Placement, worker: WorkerVi
     num_hit = 0 if hit is None or not worker.block_size else hit.num_blocks
     found = [(worker.ref, num_hit, 0)]
     if placement.prefix is not None and worker.block_size:
-        found.append((placement.prefix.worker, placement.prefix.num_blocks, num_hit))
+        found.append((placement.prefix.producer, placement.prefix.num_blocks, num_hit))
     return [
         predict(ref, num_blocks, request.num_prompt, worker.block_size, num_before)
         for ref, num_blocks, num_before in found

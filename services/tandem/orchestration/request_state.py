@@ -141,11 +141,8 @@ class RequestState:
 
     def accepted(self, worker: WorkerRef, key: JobKey) -> list[StateCommand]:
         """Record that a worker has accepted the job `key`, and return the commands to carry out, if any."""
-        return (
-            self.attempts.accepted(job_group)
-            if (job_group := self.attempts.awaiting_reply(worker, key)) is not None
-            else []
-        )
+        job_group = self.attempts.awaiting_reply(worker, key)
+        return [] if job_group is None else self.attempts.accepted(job_group)
 
     def refused(self, worker: WorkerRef, key: JobKey, error: TandemError) -> list[StateCommand]:
         """Handle a worker's rejection of the job `key`, or its failure to reply, and return the commands to carry out.
@@ -164,12 +161,7 @@ class RequestState:
         else:
             job_group.drop(work)
             job_group.source = None if isinstance(work.job, PrefillJob) else job_group.source
-        if (
-            job_group.source is not None
-            and job_group.source.worker != worker
-            and job_group.is_kv_offered
-            and job_group.phase is JobGroupPhase.RESERVING
-        ):
+        if job_group.phase is JobGroupPhase.RESERVING and job_group.is_offered_besides(worker):
             if job_group.unanswered is work:
                 job_group.drop(work)
                 out.append(CancelJob(worker, work.keys))
@@ -304,10 +296,7 @@ class RequestState:
         if scores is None:
             return []
         self.attempts.note_scores()
-        return [
-            scores,
-            *(command for index in list(self._choices) for command in self._deliver(index)),
-        ]
+        return [scores, *(command for index in list(self._choices) for command in self._deliver(index))]
 
     def _take_finish(self, job_group: JobGroup, work: WorkerJob, event: Finished) -> list[StateCommand]:
         index = event.key.choice
@@ -364,14 +353,10 @@ class RequestState:
             job_group.drop(work)
         if works and not any(map(self._is_missed, works)):
             return []
-        if (
-            not is_source
-            and job_group.source is not None
-            and job_group.is_kv_offered
-            and job_group.phase in (JobGroupPhase.RUNNING, JobGroupPhase.RESERVING)
-        ):
+        can_go_on = job_group.phase in (JobGroupPhase.RUNNING, JobGroupPhase.RESERVING)
+        if can_go_on and job_group.is_offered_besides(worker):
             # In a migration the source keeps decoding, so the loss of the consumer is no failed attempt.
-            end = [] if job_group.source.prefill is None else self._count_failure(job_group, error)
+            end = [] if job_group.is_source_open else self._count_failure(job_group, error)
             return end or self.attempts.retry_consumer(job_group, worker, error.kind)
         if job_group.phase in (JobGroupPhase.RESERVING, JobGroupPhase.STARTING):
             return self._requeue(job_group, Requeue(frozenset({worker})))
@@ -396,16 +381,19 @@ class RequestState:
     def _fail(self, job_group: JobGroup, workers: frozenset[WorkerRef], error: TandemError) -> list[StateCommand]:
         """Count a failed attempt and requeue the job group, to run on one worker where KV transfers failed twice in a
         row."""
-        end, is_lost = self._count_failure(job_group, error), error.kind is ErrorKind.KV_LOST
-        return end or self._requeue(
-            job_group, Requeue(workers, True, is_undivided=is_lost and job_group.num_fruitless > 1)
-        )
+        end = self._count_failure(job_group, error)
+        is_undivided = error.kind is ErrorKind.KV_LOST and job_group.num_fruitless > 1
+        return end or self._requeue(job_group, Requeue(workers, True, is_undivided))
 
     def _count_failure(self, job_group: JobGroup, error: TandemError) -> list[StateCommand]:
-        """Count a failed attempt; return the end of the request when retries are exhausted, else nothing."""
+        """Count a failed attempt; return the end of the request when retries are exhausted, else nothing. If more than
+        one attempt in a row has failed, the text of its error also says how many."""
         job_group.num_fruitless += 1
-        if job_group.num_fruitless > self._max_retries:
-            return self._end(retries_exhausted_error(error, job_group.num_fruitless))
+        num_failed = job_group.num_fruitless
+        if num_failed > self._max_retries:
+            if num_failed > 1:
+                error = TandemError(error.kind, f"{error.message}; {num_failed} attempts in a row failed")
+            return self._end(error)
         self.attempts.count_move(job_group)
         return []
 
@@ -440,11 +428,3 @@ class RequestState:
             return []
         self._has_ended = True
         return [*self.attempts.end(), EndRequest(self.request.id, outcome)]
-
-
-def retries_exhausted_error(error: TandemError, num_attempts: int) -> TandemError:
-    """Return the final error of a request whose last allowed attempt failed with `error`: the same error; if more than
-    one attempt in a row failed, its text also says how many."""
-    if num_attempts == 1:
-        return error
-    return TandemError(error.kind, f"{error.message}; {num_attempts} attempts in a row failed")

@@ -14,15 +14,17 @@ from typing import NamedTuple
 from tandem.core.ids import WorkerRef
 from tandem.core.lane import Lane
 from tandem.routing.prefix_index import PrefixHit
-from tandem.routing.remote_prefix import NUM_SOURCES, can_serve_prefix
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
-from tandem.routing.worker_view import WorkerView
+from tandem.routing.worker_view import WorkerView, can_serve_prefix
 
 NUM_BY_LOAD = 4
 """Least loaded workers that are compared for each role."""
 NUM_BY_HITS = 8
 """Workers with the longest cached prefixes that are compared, for all roles together."""
+NUM_SOURCES = 2
+"""Most workers that are compared as the source of a prefix for one worker: those that hold most of it. Others hold
+less, and are seldom so much nearer that this pays."""
 
 
 class PrefillCandidate(NamedTuple):
@@ -46,13 +48,7 @@ class Shortlist:
     may fetch the beginning of it from another worker's cache.
     """
 
-    def __init__(
-        self,
-        candidates: WorkerRanking,
-        request: RoutingRequest,
-        *,
-        may_fetch_prefix: bool = True,
-    ) -> None:
+    def __init__(self, candidates: WorkerRanking, request: RoutingRequest, *, may_fetch_prefix: bool) -> None:
         self._candidates = candidates
         self._request = request
         longest = self._find_holders(request.hits or {})

@@ -6,12 +6,15 @@ as `DECODE_WEIGHT`, because it is spread over many tokens, which the client read
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tandem.core.ids import WorkerRef
 from tandem.core.step_cost import StepFeatures
+from tandem.routing.candidates import PrefillCandidate
 from tandem.routing.link_bandwidth import LinkBandwidth
-from tandem.routing.remote_prefix import RemotePrefixPlan, onload_s
-from tandem.routing.routing_request import RoutingRequest
+from tandem.routing.routing_request import CachedTokens, RoutingRequest
 from tandem.routing.worker_speed import WorkerSpeed
 from tandem.routing.worker_view import WorkerView, token_bytes
 
@@ -25,6 +28,28 @@ shared bandwidth."""
 NO_ROOM_S = 10.0
 """Cost of a decode worker that has too few free blocks for the prompt and its output, so that the request would wait
 there for others to end."""
+MESSAGES_S = 1.5e-3
+"""Seconds of a message exchange between two workers: two messages, and a turn of each transfer thread, which polls
+every half millisecond. A fetch has two exchanges, one to request blocks, and one to start a read and check the
+result."""
+HOST_BANDWIDTH = 10e9
+"""Bytes per second at which blocks are loaded from host memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePrefixPlan:
+    """A fetch of the first `num_blocks` blocks of a prompt, which are `num_tokens` tokens, from the cache of the worker
+    `producer`.
+
+    `num_read`: how many of these tokens are read, because the consumer does not hold them. `read_s`: predicted seconds
+    from now until they have been read.
+    """
+
+    producer: WorkerRef
+    num_blocks: int
+    num_tokens: int
+    num_read: int
+    read_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +134,46 @@ class PairCost:
         return self.prefill.total_s + self.transfer_s + self.decode.decode_s + self.decode.room_s + prompts_s
 
 
+def price(candidates: Sequence[PrefillCandidate], request: RoutingRequest, links: LinkBandwidth) -> list[PairCost]:
+    """Return the cost of every prefill candidate together with each of its decode workers.
+
+    Costs are in seconds if every compared worker has reported how long its steps take; otherwise all workers get the
+    same nominal speed, so that in effect token counts are compared. `links`: the measured bandwidths between workers,
+    for transfers.
+    """
+    compared = [view for candidate in candidates for view in (candidate.worker, *candidate.decode_workers)]
+    has_step_costs = all(view.step_cost is not None for view in compared)
+    sources = (view for candidate in candidates for view in candidate.prefix_sources)
+    views = {view.ref: view for view in (*compared, *sources)}
+    speeds = {ref: WorkerSpeed(view, has_step_costs=has_step_costs) for ref, view in views.items()}
+    consumers = {view.ref for candidate in candidates for view in candidate.decode_workers}
+    decodes = {ref: decode_cost(speeds[ref], request) for ref in consumers}
+    priced: list[PairCost] = []
+    for candidate in candidates:
+        prefill = _cheapest_prefill(candidate, request, links, speeds)
+        for consumer in candidate.decode_workers:
+            decode = decodes[consumer.ref]
+            is_local = consumer.ref == candidate.worker.ref
+            priced.append(PairCost(prefill, decode, 0.0 if is_local else transfer_s(prefill, decode, links)))
+    return priced
+
+
+def _cheapest_prefill(
+    candidate: PrefillCandidate, request: RoutingRequest, links: LinkBandwidth, speeds: Mapping[WorkerRef, WorkerSpeed]
+) -> PrefillCost:
+    """Return the least cost of getting the prompt's KV, either by computing all of it or by fetching its beginning from
+    one of the prefix sources.
+
+    Variants that the worker would reject are compared only where it would reject all of them.
+    """
+    speed = speeds[candidate.worker.ref]
+    variants = [prefill_cost(speed, request)]
+    for source in candidate.prefix_sources:
+        variants.append(prefill_cost(speed, request, plan_remote_prefix(speeds[source.ref], speed, request, links)))
+    accepted = [variant for variant in variants if variant.is_accepted]
+    return min(accepted or variants, key=lambda variant: variant.total_s)
+
+
 def prefill_cost(
     speed: WorkerSpeed, request: RoutingRequest, prefix_fetch: RemotePrefixPlan | None = None
 ) -> PrefillCost:
@@ -120,6 +185,7 @@ def prefill_cost(
     chunk_s = cost.chunk_s(request.num_context - num_uncached, num_uncached)
     host_s = onload_s(worker, request.held(worker))
     wait_s = speed.wait_s(num_uncached, request.lane)
+    fetch_s = 0.0 if prefix_fetch is None else prefix_fetch.read_s
     return PrefillCost(
         worker,
         num_uncached,
@@ -127,9 +193,7 @@ def prefill_cost(
         wait_s=wait_s,
         compute_s=host_s + speed.num_steps(num_uncached) * speed.base_s + chunk_s,
         stall_s=DECODE_WEIGHT * worker.num_decoding * chunk_s,
-        read_s=0.0
-        if prefix_fetch is None
-        else max(OVERLAPPED_WEIGHT * prefix_fetch.read_s, prefix_fetch.read_s - wait_s),
+        read_s=max(OVERLAPPED_WEIGHT * fetch_s, fetch_s - wait_s),
         prefix_fetch=prefix_fetch,
     )
 
@@ -142,12 +206,13 @@ def decode_cost(speed: WorkerSpeed, request: RoutingRequest) -> DecodeCost:
     step = StepFeatures(num_decode_seqs=num_others + 1, decode_context=worker.num_held_tokens + num_context)
     itl_s = cost.predict(step)
     slower_s = num_others * (cost.decode_seq_s + cost.decode_context_s * num_context)
+    num_lacking = num_context - request.held(worker).num_tokens
     return DecodeCost(
         worker,
-        num_context - request.held(worker).num_tokens,
+        num_lacking,
         decode_s=DECODE_WEIGHT * request.num_output * (itl_s + slower_s),
         prompts_s=DECODE_WEIGHT * cost.prefill_token_s * worker.queued_tokens,
-        room_s=0.0 if _has_room(worker, request) else NO_ROOM_S,
+        room_s=0.0 if worker.has_room(num_lacking + request.num_output) else NO_ROOM_S,
     )
 
 
@@ -167,10 +232,37 @@ def transfer_s(producer: PrefillCost, consumer: DecodeCost, links: LinkBandwidth
     return exposed_s + OVERLAPPED_WEIGHT * (all_s - exposed_s)
 
 
-def _has_room(worker: WorkerView, request: RoutingRequest) -> bool:
-    load = worker.load
-    if not worker.block_size or not load.num_blocks:
-        return True
-    num_tokens = request.num_context + request.num_output - request.held(worker).num_tokens
-    num_blocks = -(-num_tokens // worker.block_size)
-    return num_blocks * (1 + worker.num_inflight) <= load.num_free_blocks - load.num_reserved_blocks
+def plan_remote_prefix(
+    source: WorkerSpeed, reader: WorkerSpeed, request: RoutingRequest, links: LinkBandwidth
+) -> RemotePrefixPlan:
+    """Return the fetch by the worker `reader` of all prompt blocks that the worker `source` has cached, with its
+    predicted time. Blocks that the source has in host memory only are copied to its device memory first. `links`: the
+    measured bandwidths between workers.
+
+    Workers handle messages only between their steps. So the source handles the request at the end of its current step.
+    The reader handles the response, and then the arrival of the data, each at the end of a further step, as long as it
+    has prompts to compute.
+    """
+    producer = source.worker
+    consumer = reader.worker
+    held = request.held(producer)
+    num_tokens = held.num_tokens
+    num_read = num_tokens - request.held(consumer).num_tokens
+    request_s = MESSAGES_S + source.rest_s + onload_s(producer, held)
+    wire_s = MESSAGES_S + num_read * token_bytes(producer) / links.bandwidth(producer, consumer)
+    next_s = reader.next_s
+    response_s = min(_round_up(request_s, next_s) + _round_up(wire_s, next_s), request_s + wire_s + reader.left_s)
+    return RemotePrefixPlan(
+        producer.ref, num_tokens // producer.block_size, num_tokens, num_read, reader.rest_s + response_s
+    )
+
+
+def onload_s(worker: WorkerView, held: CachedTokens) -> float:
+    """Return the seconds in which a worker copies cached tokens from its host memory to its device memory. `held`: the
+    cached tokens; those that are in device memory already are not copied."""
+    return (held.num_tokens - held.num_device_tokens) * token_bytes(worker) / HOST_BANDWIDTH
+
+
+def _round_up(seconds: float, step_s: float) -> float:
+    """Return `seconds` rounded up to the end of a step."""
+    return math.ceil(seconds / step_s) * step_s if step_s > 0 else seconds

@@ -12,7 +12,6 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import permutations, product
-from typing import Any
 
 from tandem.core.ids import WorkerRef
 from tandem.core.lane import Lane
@@ -54,10 +53,6 @@ class LinkedPairs(Set[Pair]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-    @classmethod
-    def _from_iterable(cls, it: Iterable[Any]) -> Any:
-        return set(it)
 
 
 class PairRegistry:

@@ -1,4 +1,4 @@
-"""Pick one of several placements whose costs are known.
+"""Pick one of several placements whose costs are known, or order workers by a simpler policy, as a baseline.
 
 Gateways see the same reports, some milliseconds old. If each took the cheapest placement, all would choose the same
 workers; so among placements of nearly the same cost the cheaper of two sampled ones is taken (Mitzenmacher, "The Power
@@ -8,13 +8,15 @@ equal placements.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Literal
 
+from tandem.core.config import RoutingPolicy
 from tandem.routing.cost import PairCost
-from tandem.routing.policies import stable_hash
 from tandem.routing.routing_request import RoutingRequest
+from tandem.routing.worker_view import Cost, WorkerView
 
 NEAR_SHARE = 0.05
 NEAR_S = 1e-3
@@ -54,10 +56,9 @@ def pick(offers: Sequence[PairCost], request: RoutingRequest) -> PickResult:
     if len(near) == 1:
         return PickResult(near[0], "cost", 1)
     if request.session:
-        return PickResult(
-            max(near, key=lambda offer: stable_hash(request.session, *_name(offer))), "session", len(near)
-        )
-    sample = stable_hash(request.key)
+        own = max(near, key=lambda offer: _stable_hash(request.session, *_name(offer)))
+        return PickResult(own, "session", len(near))
+    sample = _stable_hash(request.key)
     first = sample % len(near)
     step = 1 + (sample >> 32) % (len(near) - 1)
     two = near[first], near[(first + step) % len(near)]
@@ -66,3 +67,32 @@ def pick(offers: Sequence[PairCost], request: RoutingRequest) -> PickResult:
 
 def _name(offer: PairCost) -> tuple[str, str]:
     return (offer.prefill.worker.ref.id, offer.decode.worker.ref.id)
+
+
+def ordered(
+    policy: RoutingPolicy,
+    workers: Sequence[WorkerView],
+    request: RoutingRequest,
+    load_cost: Callable[[WorkerView], Cost],
+) -> list[WorkerView]:
+    """Return the workers sorted by `policy`, best first, for the policies other than "cost".
+
+    `load_cost`: function that returns the sort key of a worker by load. It is the only key for "least_loaded"; for
+    "prefix" it orders workers with equally long cached prefixes; the other policies do not use it.
+    """
+    match policy:
+        case "random":
+            return sorted(workers, key=lambda worker: _stable_hash(request.key, worker.ref.id))
+        case "round_robin":
+            by_id = sorted(workers, key=lambda worker: worker.ref)
+            first = request.turn % len(by_id) if by_id else 0
+            return by_id[first:] + by_id[:first]
+        case "prefix":
+            return sorted(workers, key=lambda worker: (-request.held(worker).num_tokens, *load_cost(worker)))
+        case _:
+            return sorted(workers, key=load_cost)
+
+
+def _stable_hash(*names: str) -> int:
+    """Return a 64-bit hash of `names`, in their order, that is the same in every process."""
+    return int.from_bytes(blake2b("\n".join(names).encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from tandem.core.ids import WorkerRef
-from tandem.routing.cost import PairCost
+from tandem.routing.cost import PairCost, RemotePrefixPlan
 from tandem.routing.picker import PickResult
-
-
-class RemotePrefixSource(NamedTuple):
-    """The worker from whose cache the first `num_blocks` KV blocks of a prompt are fetched."""
-
-    worker: WorkerRef
-    num_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +24,7 @@ class Placement:
 
     prefill: WorkerRef
     decode: WorkerRef
-    prefix: RemotePrefixSource | None = None
+    prefix: RemotePrefixPlan | None = None
     fallback: str = ""
     why: str = ""
     picked: PickResult | None = None
@@ -61,7 +53,7 @@ class Placement:
         """
         reasons: dict[str, object] = {"prefill": self.prefill.id, "decode": self.decode.id}
         if self.prefix is not None:
-            reasons["prefix"] = {"source": self.prefix.worker.id, "num_blocks": self.prefix.num_blocks}
+            reasons["prefix"] = {"source": self.prefix.producer.id, "num_blocks": self.prefix.num_blocks}
         if self.picked is not None:
             reasons |= {
                 "by": self.picked.by,

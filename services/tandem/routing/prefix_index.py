@@ -30,13 +30,11 @@ class PrefixHit(NamedTuple):
 class PrefixTable:
     """Record which blocks each worker holds, and find the longest prefix of a prompt on each worker.
 
-    `stride`: only every `stride`-th block of a prompt is recorded, so hits are multiples of it. The constructor raises
-    ValueError for a stride below 1.
+    `stride`: only every `stride`-th block of a prompt is recorded, so hits are multiples of it; at least 1, as
+    `redis.index_stride`.
     """
 
     def __init__(self, stride: int = 1) -> None:
-        if stride < 1:
-            raise ValueError(f"stride must be at least 1, got {stride}")
         self.stride = stride
         self._held: dict[WorkerRef, CompactBlockSet] = {}
 

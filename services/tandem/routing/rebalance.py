@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from typing import Literal
 
 from tandem.core.ids import JobKey, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.routing.link_bandwidth import LinkBandwidth
-from tandem.routing.remote_prefix import can_serve_prefix
 from tandem.routing.routing_request import EXPECTED_OUTPUT
-from tandem.routing.worker_view import Pair, WorkerView, decode_cost, token_bytes
+from tandem.routing.worker_view import Pair, WorkerView, can_serve_prefix, decode_cost, token_bytes
 
 HANDOVER_STEPS = 2
 """Steps of the source that a hand-off costs besides the copy of the KV: the step of the last token there, and the step
@@ -41,50 +41,19 @@ class MovableSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedMove:
-    """A sequence that should move from `source` to `target`, with the predicted ITL in seconds on `source` now and on
-    `target` after the move."""
+class Relocation:
+    """A sequence that should move from the worker `source` to the worker `target`.
+
+    `reason`: "slow", because its ITL would be shorter there; "preempted", because it was preempted on `source`; or
+    "prompts_only", because it decodes on a worker whose role is now to compute prompts only. `why`: the same as text
+    for logs.
+    """
 
     key: JobKey
     source: WorkerRef
     target: WorkerRef
-    source_itl_s: float
-    target_itl_s: float
-
-    @property
-    def why(self) -> str:
-        before_ms, after_ms = 1e3 * self.source_itl_s, 1e3 * self.target_itl_s
-        return f"predicted inter-token latency before {before_ms:.1f} ms, after {after_ms:.1f} ms"
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedResume:
-    """A sequence that was preempted on the worker `source` and should go on at the worker `target`."""
-
-    key: JobKey
-    source: WorkerRef
-    target: WorkerRef
-
-    @property
-    def why(self) -> str:
-        return "it was preempted"
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedLeave:
-    """A sequence that decodes on `source`, a worker whose role is now to compute prompts only, and that should go on at
-    `target`."""
-
-    key: JobKey
-    source: WorkerRef
-    target: WorkerRef
-
-    @property
-    def why(self) -> str:
-        return "its worker computes prompts only"
-
-
-Relocation = PlannedMove | PlannedResume | PlannedLeave
+    reason: Literal["slow", "preempted", "prompts_only"]
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +129,7 @@ class Rebalancing:
 
     def plan(
         self, source: SlowWorker, sequences: Sequence[MovableSequence], busy: Set[WorkerRef], excluded: Set[Pair]
-    ) -> PlannedMove | None:
+    ) -> Relocation | None:
         """Return the move of one of the `sequences` that run on the slow worker `source`; None when none is possible.
 
         The `NUM_TARGETS` fastest workers where the ITL would be shorter by `min_gain` are tried, the fastest first,
@@ -173,7 +142,9 @@ class Rebalancing:
             able = [one for one in sequences if self._is_worthwhile(source, target, one) and _may_run(target, one)]
             if able:
                 one = min(able, key=lambda one: (-one.lane, one.num_context, one.key))
-                return PlannedMove(one.key, source.view.ref, target.ref, source.itl_s, target_s)
+                before_ms, after_ms = 1e3 * source.itl_s, 1e3 * target_s
+                why = f"predicted inter-token latency before {before_ms:.1f} ms, after {after_ms:.1f} ms"
+                return Relocation(one.key, source.view.ref, target.ref, "slow", why)
         return None
 
     def has_free_seat(self, view: WorkerView) -> bool:
@@ -187,29 +158,33 @@ class Rebalancing:
             return True
         return _DecodeWorker(view, view.step_cost).itl_s(view.step_cost, 1) <= min(targets_s)
 
-    def resume_target(self, source: WorkerView, one: MovableSequence, free: Iterable[WorkerView]) -> WorkerRef | None:
-        """Return the worker on which the sequence `one`, which was preempted on the worker `source`, should go on; None
-        where there is none.
+    def plan_resume(self, source: WorkerView, one: MovableSequence, free: Iterable[WorkerView]) -> Relocation | None:
+        """Return the move of the sequence `one`, which was preempted on the worker `source`, to a worker where it goes
+        on; None where there is none.
 
         `free`: decode workers with a free seat. Of those that can use the KV of `source`, would accept the sequence and
-        have room for it, the least loaded one is returned.
+        have room for it, the least loaded one is the target.
         """
         able = [view for view in free if _may_take_over(source, view, one)]
-        return min(able, key=decode_cost).ref if able else None
+        if not able:
+            return None
+        return Relocation(one.key, source.ref, min(able, key=decode_cost).ref, "preempted", "it was preempted")
 
-    def leave_target(self, source: WorkerView, one: MovableSequence, free: Iterable[WorkerView]) -> WorkerRef | None:
-        """Return the worker on which the sequence `one`, which decodes on the prefill worker `source`, should go on;
-        None where it should stay.
+    def plan_leave(self, source: WorkerView, one: MovableSequence, free: Iterable[WorkerView]) -> Relocation | None:
+        """Return the move of the sequence `one`, which decodes on the prefill worker `source`, to another worker; None
+        where it should stay.
 
         `free`: decode workers with a free seat, the preferred ones first. Those that cannot use the KV of `source` are
         skipped, and the next `NUM_TARGETS` are examined. The first of these that serves the lane of the sequence and
-        has room for it is returned. None where none of them does, or where so few tokens are left that the move would
+        has room for it is the target. None where none of them does, or where so few tokens are left that the move would
         not pay.
         """
         if MAX_MOVE_SHARE * one.num_left < HANDOVER_STEPS:
             return None
         alike = (view for view in free if _is_alike(source, view))
-        return next((view.ref for view in islice(alike, NUM_TARGETS) if _may_run(view, one)), None)
+        target = next((view.ref for view in islice(alike, NUM_TARGETS) if _may_run(view, one)), None)
+        why = "its worker computes prompts only"
+        return None if target is None else Relocation(one.key, source.ref, target, "prompts_only", why)
 
     def _is_source(self, one: SlowWorker) -> bool:
         limits_s = [self.targets_s[lane] for lane in _decoded_lanes(one.view) if lane in self.targets_s]
@@ -258,11 +233,4 @@ def _may_take_over(source: WorkerView, target: WorkerView, one: MovableSequence)
 
 
 def _may_run(target: WorkerView, one: MovableSequence) -> bool:
-    load = target.load
-    if one.lane not in target.lanes:
-        return False
-    if not load.num_blocks:
-        return True
-    num_tokens = one.num_context + min(one.num_left, EXPECTED_OUTPUT)
-    num_blocks = -(-num_tokens // target.block_size)
-    return num_blocks * (1 + target.num_inflight) <= load.num_free_blocks - load.num_reserved_blocks
+    return one.lane in target.lanes and target.has_room(one.num_context + min(one.num_left, EXPECTED_OUTPUT))

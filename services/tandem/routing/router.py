@@ -14,12 +14,10 @@ from itertools import chain
 from tandem.core.config import RoutingPolicy
 from tandem.core.ids import WorkerRef
 from tandem.routing.candidates import PrefillCandidate, Shortlist, why_no_pair
-from tandem.routing.cost import PairCost
+from tandem.routing.cost import PairCost, price
 from tandem.routing.link_bandwidth import LinkBandwidth
-from tandem.routing.picker import PickResult, margin_s, pick
-from tandem.routing.placement import NoPlacement, Placement, RemotePrefixSource
-from tandem.routing.policies import ordered
-from tandem.routing.pricing import price
+from tandem.routing.picker import margin_s, ordered, pick
+from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import Cost, WorkerView, decode_cost, local_cost, prefill_cost
@@ -189,7 +187,8 @@ def _finalize(offers: Sequence[PairCost], request: RoutingRequest) -> Placement 
     busy = (offer for offer in offers if not offer.prefill.is_accepted)
     if any(_is_worth_waiting(offer, picked.cost) for offer in busy if request.is_served_next(offer.prefill.worker)):
         return WORTH_WAITING
-    return _placed(picked)
+    prefill = picked.cost.prefill
+    return Placement(prefill.worker.ref, picked.cost.decode.worker.ref, prefill.prefix_fetch, picked=picked)
 
 
 def _is_worth_waiting(later: PairCost, now: PairCost) -> bool:
@@ -203,16 +202,6 @@ def _is_worth_waiting(later: PairCost, now: PairCost) -> bool:
         return later.total_s + margin_s(now) < now.total_s
     wait_s = later.prefill.wait_s + later.prefill.compute_s
     return later.total_s < now.total_s and wait_s + margin_s(now) < now.prefill.compute_s
-
-
-def _placed(picked: PickResult) -> Placement:
-    prefill = picked.cost.prefill
-    prefix = (
-        None
-        if prefill.prefix_fetch is None
-        else RemotePrefixSource(prefill.prefix_fetch.producer, prefill.prefix_fetch.num_blocks)
-    )
-    return Placement(prefill.worker.ref, picked.cost.decode.worker.ref, prefix=prefix, picked=picked)
 
 
 def _fallback(local: Placement | NoPlacement, split: NoPlacement) -> Placement | NoPlacement:

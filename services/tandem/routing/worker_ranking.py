@@ -204,14 +204,12 @@ class WorkerRanking:
         views = (worker.get_view() for group in groups for worker in group.workers.values())
         return [view for view in views if view.prefills and view.ref not in self._absent]
 
-    def decoding(self) -> list[WorkerView]:
-        """Return all decode and mixed workers, of all models and lanes, in no particular order."""
-        return [view for view in self._views() if view.decodes]
-
-    def prompts_only(self) -> list[WorkerView]:
-        """Return all prefill workers, of all models and lanes, in no particular order; mixed workers are not among
-        them."""
-        return [view for view in self._views() if not view.decodes]
+    def views(self) -> Iterator[WorkerView]:
+        """Yield all workers, of all models and lanes, in no particular order."""
+        for groups in self._by_model.values():
+            for group in groups.values():
+                views = (worker.get_view() for worker in group.workers.values())
+                yield from (view for view in views if view.ref not in self._absent)
 
     def prefill_workers(self, model: str, lane: Lane) -> Ranking:
         """Yield the prefill and mixed workers of `model` that serve `lane`, fewest queued prompt tokens first."""
@@ -231,13 +229,6 @@ class WorkerRanking:
             for view in views:
                 if view.ref not in self._absent:
                     yield view
-
-    def _views(self) -> Iterator[WorkerView]:
-        """Yield all workers, of all models and lanes."""
-        for groups in self._by_model.values():
-            for group in groups.values():
-                views = (worker.get_view() for worker in group.workers.values())
-                yield from (view for view in views if view.ref not in self._absent)
 
     def _groups(self, model: str, lane: Lane) -> list[_WorkerGroup]:
         return [group for lanes, group in self._by_model.get(model, {}).items() if lane in lanes]

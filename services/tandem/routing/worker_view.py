@@ -108,6 +108,15 @@ class WorkerView:
         num_taken = sum(seats[: lane + 1]) if seats else self.load.num_running
         return num_taken + self.num_inflight < self.max_num_seqs
 
+    def has_room(self, num_tokens: int) -> bool:
+        """Return whether the free blocks of the worker, without those that are reserved, probably hold `num_tokens`
+        more tokens of one sequence, and as many of each sequence in `num_inflight`; True where the blocks are not
+        reported."""
+        if not self.block_size or not self.load.num_blocks:
+            return True
+        num_blocks = -(-num_tokens // self.block_size)
+        return num_blocks * (1 + self.num_inflight) <= self.load.num_free_blocks - self.load.num_reserved_blocks
+
     def takes(self, num_tokens: int, lane: Lane) -> bool:
         """Return whether the worker will probably accept a prompt in `lane` of which `num_tokens` have to be
         computed."""
@@ -117,6 +126,16 @@ class WorkerView:
 def token_bytes(worker: WorkerView) -> float:
     """Return the bytes of one token's KV; 0 where the block size is not reported."""
     return worker.block_bytes / worker.block_size if worker.block_size else 0.0
+
+
+def can_serve_prefix(producer: WorkerView, consumer: WorkerView) -> bool:
+    """Return whether the worker `consumer` can use KV blocks of the worker `producer`. The two must be different
+    workers, with equal fingerprint, block size and bytes per block."""
+    return (
+        producer.ref != consumer.ref
+        and producer.fingerprint == consumer.fingerprint
+        and (producer.block_size, producer.block_bytes) == (consumer.block_size, consumer.block_bytes)
+    )
 
 
 def prefill_cost(worker: WorkerView) -> Cost:

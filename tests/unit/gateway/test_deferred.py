@@ -14,7 +14,7 @@ from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.telemetry.deferred import AT_ONCE, DeferredCalls
 from tandem.gateway.telemetry.request_metrics import RequestMetrics
 from tandem.gateway.telemetry.request_recorder import RequestKind, RequestRecorder
-from tandem.obs.logs.log_context import InRequest, request_fields
+from tandem.obs.logs.log_context import in_request, request_fields
 from tandem.obs.metrics.metrics import Metrics
 from tests.unit.gateway.scripted_worker import until
 from tests.unit.gateway.watched import Records
@@ -93,7 +93,7 @@ async def test_a_failing_call_does_not_affect_the_others(caplog: pytest.LogCaptu
 
 async def test_deferred_calls_run_outside_any_request_context() -> None:
     deferred, seen = DeferredCalls(), list[dict[str, str]]()
-    with InRequest("r-1"):
+    with in_request("r-1"):
         for _ in range(AT_ONCE + 1):
             deferred.later(lambda: seen.append(request_fields()))
         await until(lambda: len(seen) > AT_ONCE)

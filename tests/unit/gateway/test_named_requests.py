@@ -15,7 +15,7 @@ import pytest
 from tandem.core.errors import TandemError
 from tandem.core.ids import WorkerRef
 from tandem.core.request import Job
-from tandem.obs.logs.log_context import InRequest, request_fields
+from tandem.obs.logs.log_context import in_request, request_fields
 from tandem.obs.logs.log_formatters import JsonFormatter
 from tandem.wire.gen import inference_pb2 as pb
 from tests.unit.gateway.conftest import Front
@@ -70,7 +70,7 @@ async def test_a_job_sent_by_another_requests_task_is_logged_under_its_own_reque
         await submit(worker, job)
 
     monkeypatch.setattr(rig.fleet, "submit", look)
-    with InRequest("c-1"):
+    with in_request("c-1"):
         request = await rig.open()
         await until(lambda: len(named) == 2)
     assert named == [{}, {}]
@@ -82,7 +82,7 @@ async def test_a_request_that_is_broken_off_is_not_taken_for_the_one_that_runs(
 ) -> None:
     await rig.pair()
     request = await rig.running()
-    with InRequest("d-1"):
+    with in_request("d-1"):
         failure = RuntimeError("never thought of")
         rig.dispatch._execute(rig.dispatch.director.abort(request.state.request.id, failure, rig.clock.now()))
     assert named(log) == [""] and request.state.request.id in log.getvalue()

@@ -13,7 +13,7 @@ from tandem.core.events import Finished, FinishReason, SampledToken, Token
 from tandem.core.ids import BlockHash, WorkerRef
 from tandem.core.request import PrefillJob, Request
 from tandem.orchestration.request_queue import Dispatchable
-from tandem.routing.placement import RemotePrefixSource
+from tandem.routing.cost import RemotePrefixPlan
 from tandem.routing.prefix_accuracy import Prediction
 from tandem.routing.prefix_index import PrefixHit
 from tandem.routing.worker_view import Pair
@@ -91,7 +91,7 @@ async def test_the_outcome_of_a_prefix_fetch_is_reported(
 
     def turns_with_prefix_fetch(now: float) -> Iterator[Dispatchable]:
         for turn in turns(now):
-            placement = replace(turn.placement, prefix=RemotePrefixSource(decode.ref, 2))
+            placement = replace(turn.placement, prefix=RemotePrefixPlan(decode.ref, 2, 16, 16, 0.0))
             yield turn._replace(placement=placement, predicted=[Prediction(decode.ref, 16, 8)])
 
     monkeypatch.setattr(rig.dispatch.director._queue, "turns", turns_with_prefix_fetch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tandem.obs.logs.log_context import InRequest, request_fields, traced
+from tandem.obs.logs.log_context import in_request, request_fields, traced
 
 
 def test_nothing_is_known_outside() -> None:
@@ -13,7 +13,7 @@ def test_nothing_is_known_outside() -> None:
 
 
 def test_nothing_is_known_of_one_that_is_over() -> None:
-    with InRequest("r"):
+    with in_request("r"):
         assert request_fields() == {"request_id": "r"}
     traced(f"00-{'ab' * 16}-{'cd' * 8}-01")
     assert request_fields() == {}
@@ -23,7 +23,7 @@ async def test_each_task_names_its_own_request() -> None:
     both_run = asyncio.Barrier(2)
 
     async def answer(name: str) -> dict[str, str]:
-        with InRequest(name):
+        with in_request(name):
             await both_run.wait()
             traced(f"00-{name * 16}-{name * 8}-00")
             await both_run.wait()
@@ -41,7 +41,7 @@ async def test_what_a_request_starts_names_it_only_while_it_is_answered() -> Non
         await is_over.wait()
         return during, request_fields()
 
-    with InRequest("r-1"):
+    with in_request("r-1"):
         task = asyncio.create_task(helper())
         await asyncio.sleep(0)
         traced(f"00-{'ab' * 16}-{'cd' * 8}-01")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tandem.obs.logs.log_context import InRequest, traced
+from tandem.obs.logs.log_context import in_request, traced
 from tandem.obs.logs.log_formatters import (
     MAX_EXCEPTION,
     MAX_MESSAGE,
@@ -45,7 +45,7 @@ def raised(message: str) -> BaseException:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_json_line_stays_one_line_whatever_text_it_holds(text: str) -> None:
-    with InRequest(text):
+    with in_request(text):
         line = JSON.format(record("label %s", text, error=raised(text), **fields(tenant=text)))
     assert line.isascii() and len(line.splitlines()) == 1
     parsed = json.loads(line)
@@ -56,7 +56,7 @@ def test_a_json_line_stays_one_line_whatever_text_it_holds(text: str) -> None:
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_what_a_line_of_text_holds_begins_no_other(text: str) -> None:
-    with InRequest(text):
+    with in_request(text):
         line = TEXT.format(record("label %s", text, **fields(tenant=text)))
         with_error = TEXT.format(record("failed", error=raised(text)))
     assert len(line.splitlines()) == 1 and "\x1b" not in line
@@ -67,7 +67,7 @@ def test_what_a_line_of_text_holds_begins_no_other(text: str) -> None:
 
 
 def test_a_line_of_json_has_its_facts_in_fields_of_their_own() -> None:
-    with InRequest("r-1"):
+    with in_request("r-1"):
         traced(f"00-{'ab' * 16}-{'cd' * 8}-01")
         parsed = json.loads(JSON.format(record("worker %s is lost", "w", **fields(worker="w", seconds=0.5, gone=None))))
     assert parsed == {
@@ -88,13 +88,13 @@ def test_a_line_of_json_has_its_facts_in_fields_of_their_own() -> None:
 
 
 def test_fields_override_the_request_context_and_no_other_key() -> None:
-    with InRequest("r-1"):
+    with in_request("r-1"):
         parsed = json.loads(JSON.format(record("m", **fields(request_id="r-2", message="forged", severity="INFO"))))
     assert (parsed["request_id"], parsed["message"], parsed["severity"]) == ("r-2", "m", "WARNING")
 
 
 def test_a_line_of_text_ends_with_its_fields() -> None:
-    with InRequest("r-1"):
+    with in_request("r-1"):
         assert TEXT.format(record("m", **fields(a="x", b="x y", c=1, d={"e": 0.5}))).endswith(
             ' WARNING tandem.test m request_id=r-1 a=x b="x y" c=1 d={"e": 0.5}'
         )

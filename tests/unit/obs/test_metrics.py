@@ -10,8 +10,8 @@ from tandem.obs.metrics.instrument import Instrument, Kind, counter, gauge, hist
 from tandem.obs.metrics.instruments import all_instruments
 from tandem.obs.metrics.metrics import OTHER, Exemplar, HistogramSeries, HistogramSnapshot, Metrics, total
 
-PETS = counter("pets", "{pet}", "Pets.", "kind", "tenant")
-SPEED = histogram("speed", "s", "Speed.", (1.0, 2.0), "lane")
+PETS = counter("pets", "{pet}", "Pets.", ("kind", "tenant"))
+SPEED = histogram("speed", "s", "Speed.", (1.0, 2.0), ("lane",))
 
 
 def points(metrics: Metrics, instrument: Instrument) -> dict[tuple[str, ...], float | HistogramSnapshot]:
@@ -69,7 +69,7 @@ def test_attribute_values_from_clients_make_a_bounded_number_of_series() -> None
 
 def test_an_observable_instrument_is_read_at_each_collection() -> None:
     metrics = Metrics(max_values=1)
-    open_requests = gauge("open", "{request}", "Open.", "tenant")
+    open_requests = gauge("open", "{request}", "Open.", ("tenant",))
     now = {("a",): 1.0, ("b",): 2.0, ("c",): 3.0}
     metrics.watch(open_requests, lambda: now)
     assert points(metrics, open_requests) == {("a",): 1.0, (OTHER,): 5.0}

@@ -20,8 +20,8 @@ from tandem.obs.metrics.instruments import all_instruments
 from tandem.obs.metrics.metrics import HistogramSnapshot, MetricFamily, Metrics
 from tandem.obs.metrics.prometheus import PrometheusCollector, prometheus_name
 
-PETS = counter("pets", "{pet}", 'Pets, "so far" \\ or\nso.', "kind", "some.owner")
-SPEED = histogram("speed", "s", "Speed.", (0.5, 1.0), "lane")
+PETS = counter("pets", "{pet}", 'Pets, "so far" \\ or\nso.', ("kind", "some.owner"))
+SPEED = histogram("speed", "s", "Speed.", (0.5, 1.0), ("lane",))
 ALL = [*all_instruments(), PETS, SPEED]
 
 
@@ -133,7 +133,7 @@ def test_promtool_has_nothing_against_it() -> None:
     st.booleans(),
 )
 def test_no_value_and_no_label_is_too_strange(points: dict[tuple[str, str], float], openmetrics: bool) -> None:
-    free = gauge("strange", "", "Strange.", "one", "two")
+    free = gauge("strange", "", "Strange.", ("one", "two"))
     found = {
         (each.labels["one"], each.labels["two"]): each.value
         for each in samples(MetricFamily(free, points), openmetrics=openmetrics)

@@ -13,7 +13,7 @@ def job(*choices: int) -> Any:
 
 
 def test_the_end_of_one_job_leaves_the_other_submitted() -> None:
-    job_group, submitted, other = JobGroup([0]), job(0), job(0)
+    job_group, submitted, other = JobGroup({0}), job(0), job(0)
     job_group.works += [submitted, other]
     job_group.unanswered = submitted
     job_group.leave(other, 0)
@@ -23,7 +23,7 @@ def test_the_end_of_one_job_leaves_the_other_submitted() -> None:
 
 
 def test_a_choice_is_worked_on_while_a_job_has_it_or_it_is_queued() -> None:
-    job_group = JobGroup([0, 1])
+    job_group = JobGroup({0, 1})
     job_group.phase = JobGroupPhase.QUEUED
     assert job_group.is_worked_on(0)
     job_group.phase = JobGroupPhase.RUNNING

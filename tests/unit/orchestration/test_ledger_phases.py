@@ -11,7 +11,7 @@ from tandem.orchestration.phase_ledger import LedgerPhase
 
 
 def decoding() -> JobGroup:
-    job_group = JobGroup((0, 1))
+    job_group = JobGroup({0, 1})
     job_group.phase, job_group.progress = JobGroupPhase.RUNNING, LedgerPhase.DECODE
     return job_group
 
@@ -25,9 +25,9 @@ def test_a_request_decodes_for_as_long_as_one_of_its_choices_does() -> None:
         id=RequestId("r"), model="m", prompt_tokens=(1,), sampling=SamplingParams(max_tokens=1), num_choices=2
     )
     attempts = Attempts(request, HandoffId("h"), {0: Choice(), 1: Choice()})
-    attempts.job_groups = [JobGroup((1,)), decoding()]
+    attempts.job_groups = [JobGroup({1}), decoding()]
     assert attempts.ledger_phase is LedgerPhase.DECODE
-    attempts.job_groups = [JobGroup((1,)), JobGroup((0,))]
+    attempts.job_groups = [JobGroup({1}), JobGroup({0})]
     assert attempts.ledger_phase is LedgerPhase.QUEUE
     attempts.job_groups = []
     assert attempts.ledger_phase is LedgerPhase.DELIVER

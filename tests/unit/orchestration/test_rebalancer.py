@@ -47,7 +47,7 @@ from tandem.orchestration.rebalancer import (
     Rebalancer,
 )
 from tandem.routing.link_bandwidth import LinkBandwidth
-from tandem.routing.rebalance import MovableSequence, PlannedLeave, Rebalancing
+from tandem.routing.rebalance import MovableSequence, Rebalancing
 from tandem.routing.worker_view import WorkerView
 from tests.unit.orchestration.known_workers import BookedWorkers
 
@@ -228,9 +228,8 @@ def test_a_failing_worker_gets_no_sequence() -> None:
     for failing, has_moved in (({B}, False), (set[WorkerRef](), True)):
         rebalancer = Rebalancer(setting.workers.candidates(), RULES, ON.rebalance_max_moves)
         ticks = (number * PERIOD_S for number in range(20))
-        assert (
-            any(rebalancer.plan(setting.director.requests(), failing, now, is_begun=True) for now in ticks) is has_moved
-        )
+        states = [one.state for one in setting.director.requests()]
+        assert any(rebalancer.plan(states, failing, now) for now in ticks) is has_moved
 
 
 def test_another_sequence_moves_when_the_worker_does_not_offer_the_first() -> None:
@@ -343,7 +342,7 @@ def test_explain_reports_which_sequence_would_leave() -> None:
     setting = changed_role(GatewayConfig(rebalance="explain"))
     (report,) = setting.wait(HOLD_S)
     assert isinstance(report, ReportMove) and report.outcome is MoveOutcome.ADVISED
-    assert isinstance(report.move, PlannedLeave) and "prompts only" in report.move.why
+    assert report.move.reason == "prompts_only" and "prompts only" in report.move.why
 
 
 def test_after_a_refusal_another_sequence_leaves_for_another_worker() -> None:
@@ -362,13 +361,13 @@ def test_the_most_urgent_sequences_of_all_prefill_workers_leave_first() -> None:
     workers = BookedWorkers([*(replace(view(ref, 6), pool="prefill") for ref in sources), view(B, 0)])
     workers.views[B] = replace(view(B, 0), max_num_seqs=100)
     rebalancer = Rebalancer(workers.candidates(), RULES, ON.rebalance_max_moves)
-    requests = [RunningRequest(number, ref) for number, ref in enumerate(sources)]
+    requests: list[Any] = [RunningRequest(number, ref) for number, ref in enumerate(sources)]
     requests[1].lane = Lane.STANDARD
     requests[2].lane = Lane.BATCH
     found = []
     for tick in range(100):
         now = tick * PERIOD_S
-        moves = rebalancer.plan_leaves(requests, set(), now, is_begun=True)
+        moves = rebalancer.plan_leaves(requests, set(), now)
         found += [move.source for move in moves]
         rebalancer.ended({}, now)
         requests = [one for one in requests if one.worker not in found]
@@ -381,10 +380,10 @@ def test_sequences_of_a_model_without_decode_workers_keep_no_others_from_leaving
     workers.add(replace(view(stuck, 6), pool="prefill", model="other"))
     workers.add(replace(view(B, 0), max_num_seqs=4))
     rebalancer = Rebalancer(workers.candidates(), RULES, ON.rebalance_max_moves)
-    requests = [RunningRequest(number, stuck) for number in range(MAX_EXAMINED)]
+    requests: list[Any] = [RunningRequest(number, stuck) for number in range(MAX_EXAMINED)]
     requests.append(RunningRequest(MAX_EXAMINED, leaving))
     requests[-1].lane = Lane.BATCH
-    (move,) = rebalancer.plan_leaves(requests, set(), 0.0, is_begun=True)
+    (move,) = rebalancer.plan_leaves(requests, set(), 0.0)
     assert move.source == leaving and move.target == B
 
 
@@ -398,17 +397,13 @@ def test_a_preempted_sequence_is_no_leaving_one() -> None:
 
 
 class RunningRequest:
-    """A request of which one sequence runs on `worker`; its move ends at once."""
+    """The state of a request of which one sequence runs on `worker`; its move ends at once."""
 
     def __init__(self, number: int, worker: WorkerRef) -> None:
         self.key = JobKey(RequestId(f"r{number}"), 1)
         self.worker = worker
         self.lane = Lane.INTERACTIVE
         self.num_retries = 0
-
-    @property
-    def state(self) -> Any:
-        return self
 
     @property
     def attempts(self) -> Any:
@@ -432,13 +427,13 @@ def test_of_several_slow_workers_each_moves_sequences_to_the_only_idle_one() -> 
     rebalancer = Rebalancer(
         workers.candidates(), Rebalancing({}, ON.rebalance_min_gain, LinkBandwidth()), ON.rebalance_max_moves
     )
-    requests = [RunningRequest(number, ref) for ref in crowded for number in range(6)]
+    requests: list[Any] = [RunningRequest(number, ref) for ref in crowded for number in range(6)]
     sources: list[WorkerRef] = []
     for tick in range(60):
         for number, ref in enumerate(crowded):
             workers.views[ref] = view(ref, 6 + (tick + number) % 3)
         rebalancer.ended({}, tick * PERIOD_S)
-        sources += [move.source for move in rebalancer.plan(requests, set(), tick * PERIOD_S, is_begun=True)]
+        sources += [move.source for move in rebalancer.plan(requests, set(), tick * PERIOD_S)]
     assert set(sources) == set(crowded) and len(sources) > 20
 
 
@@ -478,6 +473,6 @@ def test_gateways_move_in_turn_what_they_share() -> None:
             workers.candidates(), Rebalancing({}, ON.rebalance_min_gain, LinkBandwidth()), ON.rebalance_max_moves
         )
         ticks = (number * PERIOD_S for number in range(100))
-        requests = [RunningRequest(gateway, A)]
-        begun.append(next(now for now in ticks if rebalancer.plan(requests, set(), now, is_begun=True)))
+        requests: list[Any] = [RunningRequest(gateway, A)]
+        begun.append(next(now for now in ticks if rebalancer.plan(requests, set(), now)))
     assert len(set(begun)) > 4 and min(begun) >= HOLD_S and max(begun) <= HOLD_S + 12 * PERIOD_S

@@ -289,4 +289,4 @@ def test_the_fairness_index_shows_a_tenant_that_gets_less_than_another_while_bot
         director.submit(replace(HELD, id=RequestId(f"{tenant}-next"), tenant=TenantId(tenant)), 0.0)
     for tick in range(40 * 20):
         director.on_timer(tick / 20)
-    assert director.fairness(40.0)["m", Lane.INTERACTIVE] == pytest.approx(0.5)
+    assert director.queue.fairness(40.0)["m", Lane.INTERACTIVE] == pytest.approx(0.5)

@@ -17,9 +17,7 @@ from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.orchestration.commands import FindConsumer, Requeue
 from tandem.orchestration.request_queue import REFUSAL_BACKOFF_S, Dispatchable, PlacementQueue
-from tandem.routing import prefix_fetch_backoff as prefix_fetches
 from tandem.routing.circuit_breaker import FIRST_BACKOFF_S, LONGEST_BACKOFF_S
-from tandem.routing.placement import RemotePrefixSource
 from tandem.routing.prefix_accuracy import Prediction
 from tandem.routing.prefix_index import PrefixHit
 from tandem.routing.worker_ranking import WorkerRanking
@@ -153,7 +151,8 @@ def test_a_remote_prefix_is_not_charged_and_widens_the_choice() -> None:
     assert not list(rig.waiting.turns(0.0))
     rig.held.hits = {D1.ref: PrefixHit(18, 18)}
     turn = rig.next()
-    assert hit_blocks(turn) == 0 and turn.placement.prefix == RemotePrefixSource(D1.ref, 18)
+    assert hit_blocks(turn) == 0 and turn.placement.prefix is not None
+    assert (turn.placement.prefix.producer, turn.placement.prefix.num_blocks) == (D1.ref, 18)
     assert rig.waiting.queue.charged(RequestId("r")) == 320 - 18 * 16
 
 
@@ -161,13 +160,16 @@ def test_a_failing_link_is_not_used_for_prefix_fetches_until_retried() -> None:
     rig = Rig(P1, D1)
     rig.held.hits = {D1.ref: PrefixHit(18, 18)}
     used_remote_prefix = []
-    for name, now in (("a", 0.0), ("b", 0.0), ("c", 0.0), ("d", prefix_fetches.FIRST_BACKOFF_S)):
+    for name, now in (("a", 0.0), ("b", 0.0), ("c", 0.0), ("d", FIRST_BACKOFF_S)):
         rig.waiting.admit(request(name), 0.0, hashes=HASHES)
         turn = next(rig.waiting.turns(now))
         used_remote_prefix.append(turn.placement.prefix is not None)
         if turn.placement.prefix is not None:
             rig.waiting.on_prefix_fetch((D1.ref, P1.ref), has_succeeded=False, now=now)
     assert used_remote_prefix == [True, True, False, True]
+    rig.waiting.admit(request("e"), 0.0, hashes=HASHES)
+    rig.waiting.forget(D1.ref)
+    assert next(rig.waiting.turns(FIRST_BACKOFF_S)).placement.prefix is not None, "its failures went with the worker"
 
 
 def test_a_worker_with_capacity_for_the_rest_wakes_the_queue() -> None:

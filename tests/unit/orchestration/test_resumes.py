@@ -19,7 +19,7 @@ from tandem.orchestration.commands import Command, MoveOutcome, OfferMigration, 
 from tandem.orchestration.director import RequestDirector
 from tandem.orchestration.rebalancer import HOLD_S, MAX_EXAMINED, PAUSE_S, Rebalancer
 from tandem.routing.link_bandwidth import LinkBandwidth
-from tandem.routing.rebalance import PlannedResume, Rebalancing
+from tandem.routing.rebalance import Rebalancing
 from tandem.routing.worker_view import WorkerView
 from tests.unit.orchestration.known_workers import BookedWorkers
 
@@ -245,11 +245,12 @@ def test_those_that_may_not_move_do_not_hold_up_the_others() -> None:
 
 def test_an_excluded_worker_gets_none() -> None:
     setting = Setting()
-    requests = {one.id: one for one in setting.director.requests()}
+    requests = {one.id: one.state for one in setting.director.requests()}
     rebalancer = Rebalancer(setting.workers.candidates(), Rebalancing({}, 0.2, LinkBandwidth()), 1)
     rebalancer.preempted(setting.key, NUM_OUTPUT, A, 0.0)
-    assert rebalancer.plan_resumes(requests, {B}, 1.0, is_begun=True) == []
-    assert rebalancer.plan_resumes(requests, set(), 1.0, is_begun=True) == [PlannedResume(setting.key, A, B)]
+    assert rebalancer.plan_resumes(requests, {B}, 1.0) == []
+    (move,) = rebalancer.plan_resumes(requests, set(), 1.0)
+    assert (move.key, move.source, move.target, move.reason) == (setting.key, A, B, "preempted")
 
 
 def test_the_most_urgent_lane_goes_first_and_in_it_who_waits_longest() -> None:

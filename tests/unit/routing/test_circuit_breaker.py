@@ -33,7 +33,7 @@ def test_consecutive_failures_open_the_breaker_of_that_worker_only() -> None:
         "a": BreakerState.CLOSED,
         "b": BreakerState.CLOSED,
     }
-    breaker.on_success(B)
+    breaker.clear(B)
     breaker.failed([A, B], 10.0)
     assert breaker.excluded(10.0) == {A} and breaker.states(10.0)[WorkerId("a")] is BreakerState.OPEN
     assert breaker.why(10.25) == "a excluded for 0.8 s after failures"
@@ -54,7 +54,7 @@ def test_after_the_back_off_one_request_is_the_trial() -> None:
     assert breaker.excluded(later) == set() and breaker.states(later)[WorkerId("a")] is BreakerState.TRIAL
     breaker.on_attempt([A, B], later)
     assert breaker.excluded(later) == {A} and breaker.states(later)[WorkerId("a")] is BreakerState.TRIAL
-    breaker.on_success(A)
+    breaker.clear(A)
     assert breaker.excluded(later) == set() and breaker.states(later) == {}
 
 
@@ -85,7 +85,7 @@ def test_without_another_worker_trials_continue_now_and_then() -> None:
     breaker.on_attempt([A], 102.6)
     assert breaker.resting(102.7) == {A} and breaker.states(102.7)[WorkerId("a")] is BreakerState.TRIAL
     assert breaker.excluded(103.49) == {A} and breaker.excluded(103.5) == set(), "its back-off is as long as before"
-    breaker.on_success(A)
+    breaker.clear(A)
     assert breaker.resting(102.7) == set()
 
 
@@ -97,5 +97,5 @@ def test_late_failures_of_an_excluded_worker_change_nothing() -> None:
 
 def test_a_new_incarnation_begins_without_a_record() -> None:
     breaker = opened(100.0)
-    breaker.forget(A)
+    breaker.clear(A)
     assert breaker.excluded(100.1) == set() and breaker.why(100.1) == ""

@@ -14,11 +14,19 @@ from tandem.core.step_cost import StepCost
 from tandem.core.topology import Distance, Topology
 from tandem.core.worker_load import WorkerLoad
 from tandem.routing.candidates import pick_migration_target
-from tandem.routing.cost import NO_ROOM_S, decode_cost, prefill_cost, transfer_s
+from tandem.routing.cost import (
+    HOST_BANDWIDTH,
+    MESSAGES_S,
+    NO_ROOM_S,
+    RemotePrefixPlan,
+    decode_cost,
+    plan_remote_prefix,
+    prefill_cost,
+    transfer_s,
+)
 from tandem.routing.link_bandwidth import PRIOR_BANDWIDTH, LinkBandwidth
 from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.prefix_index import PrefixHit
-from tandem.routing.remote_prefix import HOST_BANDWIDTH, MESSAGES_S, RemotePrefixPlan, plan_remote_prefix
 from tandem.routing.router import BUSY, WORTH_WAITING, Routing, place
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
@@ -130,7 +138,7 @@ def describe(outcome: Placement | NoPlacement) -> str:
     """Return the chosen workers, and what is fetched from another."""
     assert isinstance(outcome, Placement), outcome
     prefix = outcome.prefix
-    return chosen(outcome) + ("" if prefix is None else f" reads {prefix.num_blocks * BLOCK} of {prefix.worker.id}")
+    return chosen(outcome) + ("" if prefix is None else f" reads {prefix.num_blocks * BLOCK} of {prefix.producer.id}")
 
 
 BUSY_HOLDER = worker("p1", "prefill", num_queued_tokens=60_000)

@@ -17,7 +17,7 @@ from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.routing.candidates import NUM_BY_HITS, pick_migration_target
 from tandem.routing.pd_pairs import PairRegistry
-from tandem.routing.placement import NoPlacement, Placement, RemotePrefixSource
+from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.prefix_index import PrefixHit
 from tandem.routing.router import BUSY, WORTH_WAITING, Routing, place
 from tandem.routing.routing_request import RoutingRequest
@@ -160,7 +160,8 @@ def test_a_prefix_is_read_from_a_worker_of_another_lane() -> None:
     request = RoutingRequest("m", num_prompt=16_000, mode="off", hits={held.ref: PrefixHit(900, 900)})
     outcome = place(cluster(held, own), request)
     assert chosen(outcome) == "i i" and isinstance(outcome, Placement)
-    assert outcome.prefix == RemotePrefixSource(held.ref, 900)
+    assert outcome.prefix is not None
+    assert (outcome.prefix.producer, outcome.prefix.num_blocks) == (held.ref, 900)
 
 
 def test_a_worker_that_holds_the_prompt_is_compared_although_many_of_other_lanes_hold_more() -> None:

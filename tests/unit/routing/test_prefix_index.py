@@ -76,11 +76,6 @@ def test_with_a_stride_hits_are_its_multiples(num_held: int) -> None:
     assert not table.match(CHAIN[:3])
 
 
-def test_a_stride_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="stride must be at least 1, got 0"):
-        PrefixTable(0)
-
-
 @effort(100)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12))
 def test_every_worker_gets_its_own_length(lengths: list[tuple[int, int]]) -> None:

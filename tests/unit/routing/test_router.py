@@ -15,10 +15,10 @@ from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.worker_load import WorkerLoad
 from tandem.routing.candidates import NUM_BY_LOAD, PrefillCandidate
+from tandem.routing.cost import price
 from tandem.routing.link_bandwidth import LinkBandwidth
 from tandem.routing.picker import margin_s
 from tandem.routing.placement import NoPlacement, Placement
-from tandem.routing.pricing import price
 from tandem.routing.router import BUSY, place
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking

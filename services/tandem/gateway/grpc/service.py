@@ -20,7 +20,7 @@ from tandem.gateway.http.exchange import report_defect
 from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tandem.gateway.serving.completions import LARGE_BODY_BYTES, CompletionService, CompletionStream, Part
 from tandem.gateway.tenants.authenticator import tenant_of
-from tandem.obs.logs.log_context import InRequest
+from tandem.obs.logs.log_context import in_request
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceServicer
 
@@ -95,7 +95,7 @@ class InferenceService(InferenceServicer):
         """Count a call and authenticate its caller, so that a client without a valid key costs nothing. An exception
         inside ends the call with its status."""
         call = GrpcCall(context)
-        with InRequest(call.request_id):
+        with in_request(call.request_id):
             try:
                 caller = self._caller(call, context)
                 self._num_calls += 1

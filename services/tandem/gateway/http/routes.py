@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.http.exchange import Exchange, error_response, report_defect
 from tandem.gateway.telemetry.request_metrics import RequestMetrics
-from tandem.obs.logs.log_context import InRequest
+from tandem.obs.logs.log_context import in_request
 
 _log = logging.getLogger(__name__)
 Handler = Callable[[Exchange], Awaitable[Response | None]]
@@ -101,7 +101,7 @@ class RoutedApp:
         kind = scope["type"]
         if kind == "http":
             exchange = Exchange(scope, receive, send)
-            with InRequest(exchange.request_id):
+            with in_request(exchange.request_id):
                 await self._exchange(exchange)
         elif kind == "lifespan":
             await self._router(scope, receive, send)

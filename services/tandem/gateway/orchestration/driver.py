@@ -164,7 +164,7 @@ class RequestDriver:
 
         The value is Jain's index of the service that each of these tenants got, divided by the tenant's weight: 1 where
         it is equal for all of them, or where fewer than two tenants waited."""
-        return self.director.fairness(self._clock.now())
+        return self.director.queue.fairness(self._clock.now())
 
     def breakers(self) -> Mapping[WorkerId, BreakerState]:
         """Return the state of each circuit breaker, which stops requests to a failing worker; only workers whose last

@@ -29,8 +29,7 @@ CACHE_CONFIG = gauge(
     "vllm:cache_config_info",
     "",
     "Reports 1. The labels are the tokens of a KV block, and the number of blocks of all live workers.",
-    "block_size",
-    "num_gpu_blocks",
+    ("block_size", "num_gpu_blocks"),
 )
 
 

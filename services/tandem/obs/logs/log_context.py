@@ -5,55 +5,36 @@ afterwards."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from types import TracebackType
+
+_current: ContextVar[dict[str, str] | None] = ContextVar("tandem_request", default=None)
+"""The fields of the running request; empty once it has ended."""
 
 
-class InRequest:
+@contextmanager
+def in_request(request_id: str) -> Iterator[None]:
     """Name one request in all log lines that are written within a `with` block, or by tasks started in it, until the
-    block ends.
-
-    `request_id` is the client's label of the request. `trace_id` and `span_id` are hexadecimal; empty until `traced`
-    sets them.
-    """
-
-    __slots__ = ("request_id", "span_id", "trace_id")
-
-    def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
-        self.trace_id = ""
-        self.span_id = ""
-
-    def __enter__(self) -> InRequest:
-        _current.set(self)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        # Clear the fields instead of the variable: tasks that were started meanwhile have copies of the variable.
-        self.request_id = ""
-        self.trace_id = ""
-        self.span_id = ""
-
-
-_current: ContextVar[InRequest | None] = ContextVar("tandem_request", default=None)
+    block ends. `request_id`: the client's label of the request."""
+    fields = {"request_id": request_id}
+    _current.set(fields)
+    try:
+        yield
+    finally:
+        fields.clear()  # instead of the variable, of which tasks that were started meanwhile have copies
 
 
 def traced(traceparent: str) -> None:
     """Add the trace id and span id in a traceparent header to all further log lines of the running request.
 
     `traceparent`: a valid value of the header. Does nothing where no request runs or `traceparent` is empty."""
-    current = _current.get()
-    if current is not None and current.request_id and traceparent:
-        _, current.trace_id, current.span_id, *_ = traceparent.split("-")
+    fields = _current.get()
+    if fields and traceparent:
+        _, fields["trace_id"], fields["span_id"], *_ = traceparent.split("-")
 
 
 def request_fields() -> dict[str, str]:
-    """Return the `request_id`, `trace_id` and `span_id` of the running request, as fields of a log line; fields that
-    are not known are left out."""
-    current = _current.get()
-    if current is None:
-        return {}
-    known = {"request_id": current.request_id, "trace_id": current.trace_id, "span_id": current.span_id}
-    return {name: value for name, value in known.items() if value}
+    """Return the `request_id`, and once `traced` was called the `trace_id` and `span_id`, of the running request, as
+    fields of a log line; empty where no request runs."""
+    return dict(_current.get() or {})

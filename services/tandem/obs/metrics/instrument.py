@@ -31,13 +31,15 @@ class Instrument:
     bounds: tuple[float, ...] = ()
 
 
-def counter(name: str, unit: str, description: str, *attributes: str) -> Instrument:
+def counter(name: str, unit: str, description: str, attributes: tuple[str, ...] = ()) -> Instrument:
     return Instrument(name, Kind.COUNTER, unit, description, attributes)
 
 
-def gauge(name: str, unit: str, description: str, *attributes: str) -> Instrument:
+def gauge(name: str, unit: str, description: str, attributes: tuple[str, ...] = ()) -> Instrument:
     return Instrument(name, Kind.GAUGE, unit, description, attributes)
 
 
-def histogram(name: str, unit: str, description: str, bounds: tuple[float, ...], *attributes: str) -> Instrument:
+def histogram(
+    name: str, unit: str, description: str, bounds: tuple[float, ...], attributes: tuple[str, ...] = ()
+) -> Instrument:
     return Instrument(name, Kind.HISTOGRAM, unit, description, attributes, bounds)

@@ -34,14 +34,14 @@ TIME_TO_FIRST_TOKEN = histogram(
     "s",
     "Measures the seconds from a request's arrival at the gateway to its first token.",
     LATENCY,
-    *_GEN_AI,
+    _GEN_AI,
 )
 TIME_PER_OUTPUT_TOKEN = histogram(
     "gen_ai.server.time_per_output_token",
     "s",
     "Measures the mean seconds between two tokens of each finished request.",
     GAP,
-    *_GEN_AI,
+    _GEN_AI,
 )
 REQUEST_DURATION = histogram(
     "gen_ai.server.request.duration",
@@ -49,8 +49,7 @@ REQUEST_DURATION = histogram(
     "Measures the seconds from a request's arrival at the gateway to its end. `error.type` is empty for a finished"
     " request, `cancelled` where the client left, else the kind of the error.",
     LATENCY,
-    *_GEN_AI,
-    "error.type",
+    (*_GEN_AI, "error.type"),
 )
 TOKEN_USAGE = histogram(
     "gen_ai.client.token.usage",
@@ -58,16 +57,14 @@ TOKEN_USAGE = histogram(
     "Measures the tokens of each ended request. `gen_ai.token.type` is `input` for the prompt and `output` for the"
     " answer.",
     TOKENS,
-    *_GEN_AI,
-    "gen_ai.token.type",
+    (*_GEN_AI, "gen_ai.token.type"),
 )
 INTER_TOKEN_LATENCY = histogram(
     "tandem.inter_token_latency",
     "s",
     "Measures the seconds between two consecutive tokens of one choice, when the gateway sends them.",
     GAP,
-    "lane",
-    MODEL,
+    ("lane", MODEL),
 )
 
 # ---- requests: gateway
@@ -77,29 +74,26 @@ REQUESTS = counter(
     "{request}",
     "Counts requests that have ended. `outcome` is `finished`, `cancelled` where the client left, or the kind of the"
     " error.",
-    "endpoint",
-    "outcome",
-    "lane",
-    "tenant",
+    ("endpoint", "outcome", "lane", "tenant"),
 )
 HTTP_RESPONSES = counter(
     "tandem.http.responses",
     "{response}",
     "Counts HTTP responses of all endpoints. `status` is the status code.",
-    "status",
+    ("status",),
 )
 OPEN_REQUESTS = gauge(
     "tandem.open_requests", "{request}", "Reports the requests that the gateway has received and not yet ended."
 )
 QUEUED_REQUESTS = gauge(
-    "tandem.queued_requests", "{request}", "Reports the requests that wait in the gateway's request queue.", "lane"
+    "tandem.queued_requests", "{request}", "Reports the requests that wait in the gateway's request queue.", ("lane",)
 )
 HELD_REQUESTS = gauge(
     "tandem.held_requests",
     "{request}",
     "Reports the requests that wait because no worker, not even a full one, could serve them, by model. They are also"
     " in tandem.queued_requests.",
-    MODEL,
+    (MODEL,),
 )
 FAIRNESS_INDEX = gauge(
     "tandem.fairness_index",
@@ -107,8 +101,7 @@ FAIRNESS_INDEX = gauge(
     "Reports how evenly the tenants that waited for at least half of the last minute were served, by model and lane:"
     " Jain's index of what each was charged, divided by its weight. 1 means all were served alike, or fewer than two"
     " waited.",
-    MODEL,
-    "lane",
+    (MODEL, "lane"),
 )
 WAITING_GRAMMARS = gauge(
     "tandem.waiting_grammars",
@@ -119,22 +112,19 @@ PROMPT_TOKENS = counter(
     "tandem.prompt_tokens",
     "{token}",
     f"Counts the prompt tokens of requests when they end. {_PATHS}",
-    "path",
-    "tenant",
+    ("path", "tenant"),
 )
 CACHED_PROMPT_TOKENS = counter(
     "tandem.cached_prompt_tokens",
     "{token}",
     f"Counts the prompt tokens that were read from a prefix cache, when their request ends. {_PATHS}",
-    "path",
-    "tenant",
+    ("path", "tenant"),
 )
 OUTPUT_TOKENS = counter(
     "tandem.output_tokens",
     "{token}",
     f"Counts the output tokens of requests when they end. {_PATHS}",
-    "path",
-    "tenant",
+    ("path", "tenant"),
 )
 STAGE_DURATION = histogram(
     "tandem.request.stage.duration",
@@ -142,27 +132,21 @@ STAGE_DURATION = histogram(
     "Measures the seconds that a request spent in each of the nine stages of docs/telemetry.md, which add up to its"
     " duration. `stage` is the name of the stage.",
     LATENCY,
-    "stage",
-    "lane",
-    MODEL,
+    ("stage", "lane", MODEL),
 )
 ADMISSIONS = counter(
     "tandem.admissions",
     "{request}",
     "Counts decisions on admission. `decision` is `admitted` or `refused`; `reason` is the limit or error that refused"
     " the request.",
-    "decision",
-    "reason",
-    "lane",
-    "tenant",
+    ("decision", "reason", "lane", "tenant"),
 )
 PLACEMENTS = counter(
     "tandem.placements",
     "{request}",
     "Counts placed requests when they end. `path` is `remote` (prefill and decode on two workers), `local` (both on one"
     " worker) or `fallback` (on one worker, because two were not possible); `reason` says why.",
-    "path",
-    "reason",
+    ("path", "reason"),
 )
 RETRIES = counter(
     "tandem.request.retries",
@@ -177,37 +161,33 @@ REBALANCE_MOVES = counter(
     " `outcome` is `advised` (explain only), `moved`, `resumed` (a preempted one continues there), `withdrawn` (its"
     " worker did not offer it or the other one did not take it over) or `ended` (the request ended or its worker was"
     " lost meanwhile).",
-    "outcome",
+    ("outcome",),
 )
 SLO_REQUESTS = counter(
     "tandem.slo.requests",
     "{request}",
     "Counts ended requests of lanes with a latency target, without those that failed by their client's fault. `slo` is"
     " `ttft`, `itl` or `both`; `met` is `true` or `false`.",
-    "lane",
-    "slo",
-    "met",
+    ("lane", "slo", "met"),
 )
 SLO_TARGET = gauge(
     "tandem.slo.target",
     "s",
     "Reports the latency target of each lane in seconds. `slo` is `ttft` or `itl`.",
-    "lane",
-    "slo",
+    ("lane", "slo"),
 )
 
 # ---- tenants: gateway
 
 TENANT_OPEN_REQUESTS = gauge(
-    "tandem.tenant.open_requests", "{request}", "Reports the requests of each tenant that have not ended.", "tenant"
+    "tandem.tenant.open_requests", "{request}", "Reports the requests of each tenant that have not ended.", ("tenant",)
 )
 TENANT_QUOTA_LEFT = gauge(
     "tandem.tenant.quota.left",
     "1",
     "Reports the fraction of a tenant's limit that was left in Redis' latest reply, 0 to 1. `limit` is `requests` or"
     " `tokens`, both per minute.",
-    "tenant",
-    "limit",
+    ("tenant", "limit"),
 )
 QUOTAS_SHARED = gauge(
     "tandem.quotas.shared",
@@ -225,8 +205,7 @@ MODEL_SHORTAGE = gauge(
     "Reports 1 while a model lacks what `gateway.disaggregation` needs: a live worker at all, a prefill or decode "
     "worker, or a link between the two over which a block has moved. A model without open requests does not lack "
     "workers for which the planner's minimum is 0.",
-    MODEL,
-    "lacks",
+    (MODEL, "lacks"),
 )
 SERVED_MODELS = gauge(
     "tandem.served_models", "{model}", "Reports the number of models that clients may request, by any of their names."
@@ -237,25 +216,27 @@ WAKEABLE_MODELS = gauge(
     "Reports the number of models of which a planner may let the pool be empty, and starts workers when requests wait. "
     "A model of which a registered worker cannot be reached does not count; none does unless `gateway.wake_timeout_s` "
     "is set.",
-    "pool",
+    ("pool",),
 )
 LIVE_WORKERS = gauge(
-    "tandem.live_workers", "{worker}", "Reports the workers of each pool from which this gateway has a stream.", "pool"
+    "tandem.live_workers",
+    "{worker}",
+    "Reports the workers of each pool from which this gateway has a stream.",
+    ("pool",),
 )
 WORKER_BREAKER = gauge(
     "tandem.worker.breaker",
     "",
     "Reports the state of each worker's breaker: 0 closed; 0.5 half-open, the worker gets one trial job; 1 open, the"
     " worker gets no jobs because its last ones failed.",
-    "worker",
+    ("worker",),
 )
 TRANSFER_LINKS = gauge(
     "tandem.transfer.links",
     "{link}",
     "Reports the links over which one worker reads another. `link` is the measured type; `ok` is `true` if the link"
     " meets transfer.require and transfer.min_gbps, else `false`.",
-    "link",
-    "ok",
+    ("link", "ok"),
 )
 PREFIX_INDEX_REACHABLE = gauge(
     "tandem.prefix.index.reachable",
@@ -296,7 +277,7 @@ REDIS_ERRORS = counter(
     "{command}",
     "Counts commands that Redis did not execute. `store` is what they were for, such as `registry`, `index` or"
     " `quota`.",
-    "store",
+    ("store",),
 )
 
 # ---- steps: worker
@@ -306,17 +287,17 @@ STEPS = counter(
     "{step}",
     "Counts the steps that ran. `kind` is `prefill` (prompt chunks), `decode` (one token per sequence) or `mixed`"
     " (both).",
-    "kind",
+    ("kind",),
 )
 STEP_DURATION = histogram(
-    "tandem.step.duration", "s", "Measures the seconds from the planning of a step to its results.", GAP, "kind"
+    "tandem.step.duration", "s", "Measures the seconds from the planning of a step to its results.", GAP, ("kind",)
 )
 STEP_PREDICTED_DURATION = histogram(
     "tandem.step.predicted_duration",
     "s",
     "Measures the seconds that the step time model predicted for each step that ran.",
     GAP,
-    "kind",
+    ("kind",),
 )
 STEP_PREFILL_TOKENS = counter("tandem.step.prefill_tokens", "{token}", "Counts the prompt tokens that steps computed.")
 STEP_DECODE_TOKENS = counter(
@@ -350,27 +331,27 @@ SEQUENCES = gauge(
     "tandem.sequences",
     "{sequence}",
     "Reports the engine's sequences. `state` is `running`, `waiting` (new), or `paused` (begun, and waiting).",
-    "state",
+    ("state",),
 )
 LANE_SEQUENCES = gauge(
     "tandem.lane_sequences",
     "{sequence}",
     "Reports the sequences of each lane that run, read their KV from another worker, or have a seat reserved. One that"
     " stands for several choices counts with the seats that they will take.",
-    "lane",
+    ("lane",),
 )
 LANE_KV_BLOCKS = gauge(
     "tandem.lane_kv_blocks",
     "{block}",
     "Reports the KV blocks that sequences of each lane hold or have reserved. A block that several share counts for"
     " each.",
-    "lane",
+    ("lane",),
 )
 QUEUED_TOKENS = gauge(
     "tandem.queued_tokens",
     "{token}",
     "Reports the prompt tokens that the worker has accepted and not computed yet.",
-    "lane",
+    ("lane",),
 )
 DRAFTED_TOKENS = counter(
     "tandem.speculative.drafted_tokens", "{token}", "Counts the tokens that speculative decoding drafted."
@@ -385,7 +366,7 @@ EXPERT_TOKENS = counter(
     "Counts the tokens that each expert of a model has computed, prompt and output tokens alike. `expert` is the"
     " number of the expert in its layer; experts of all layers with the same number are counted together, because"
     " engine.enable_expert_parallel puts them on the same rank.",
-    "expert",
+    ("expert",),
 )
 EXPERT_IMBALANCE = gauge(
     "tandem.expert.imbalance",
@@ -393,7 +374,7 @@ EXPERT_IMBALANCE = gauge(
     "Reports the most tokens that one expert of a layer computed, divided by the mean over the layer's experts: 1 if"
     " all computed equally many. It covers the last complete window of at least 60 seconds, and a window without"
     " tokens has no value.",
-    "layer",
+    ("layer",),
 )
 
 # ---- KV: worker
@@ -403,8 +384,7 @@ KV_INFO = gauge(
     "tandem.kv.info",
     "",
     "Reports 1. The labels describe the worker's pool of KV blocks: the tokens of a block and the number of blocks.",
-    "block_size",
-    "num_blocks",
+    ("block_size", "num_blocks"),
 )
 KV_BLOCKS = gauge(
     "tandem.kv.blocks",
@@ -414,7 +394,7 @@ KV_BLOCKS = gauge(
     " are free and reserved for requests on their way. `leased` blocks are offered to other workers, and reads write to"
     " `reading` ones. `quarantined` blocks wait for proof that no transfer writes to them. `host` blocks are in host"
     " memory, outside the pool. `file` blocks are in files, which other workers may share.",
-    "state",
+    ("state",),
 )
 KV_UNUSED = gauge(
     "tandem.kv.free_ratio",
@@ -444,37 +424,36 @@ TRANSFERS = counter(
     "tandem.transfers",
     "{transfer}",
     f"Counts pulls that have ended. {_PULLS}; `outcome` is `done`, `cancelled` or `failed`.",
-    "kind",
-    "outcome",
+    ("kind", "outcome"),
 )
 TRANSFER_BYTES = counter(
-    "tandem.transfer.bytes", "By", f"Counts the bytes that pulls have read. {_PULLS_BY_TRANSPORT}.", *_BY_PULL
+    "tandem.transfer.bytes", "By", f"Counts the bytes that pulls have read. {_PULLS_BY_TRANSPORT}.", _BY_PULL
 )
 TRANSFER_EXPOSED_BYTES = counter(
     "tandem.transfer.exposed_bytes",
     "By",
     f"Counts the bytes that were unread when the last block of a pull was announced. {_PULLS_BY_TRANSPORT}.",
-    *_BY_PULL,
+    _BY_PULL,
 )
 TRANSFER_BUSY = counter(
     "tandem.transfer.busy",
     "s",
     f"Counts the seconds in which at least one read of a pull was open. {_PULLS_BY_TRANSPORT}.",
-    *_BY_PULL,
+    _BY_PULL,
 )
 TRANSFER_DURATION = histogram(
     "tandem.transfer.duration",
     "s",
     f"Measures the seconds from the first announced block of a pull to its last verified one. {_PULLS}.",
     LATENCY,
-    "kind",
+    ("kind",),
 )
 TRANSFER_EXPOSED_DURATION = histogram(
     "tandem.transfer.exposed_duration",
     "s",
     f"Measures the seconds from the last announced block of a pull to its last verified one. {_PULLS}.",
     LATENCY,
-    "kind",
+    ("kind",),
 )
 
 # ---- jobs and state: worker
@@ -485,8 +464,7 @@ JOBS = counter(
     "Counts jobs that have ended. `kind` is `generate` (prefill and decode), `prefill` or `resume` (decode after a"
     " handoff). `outcome` is `finished`, `handed_over` (to a decode worker), `moved` (migrated), `given_back` (by a"
     " draining worker), `cancelled` or `failed`.",
-    "kind",
-    "outcome",
+    ("kind", "outcome"),
 )
 JOB_QUEUE_DURATION = histogram(
     "tandem.job.queue.duration",
@@ -494,7 +472,7 @@ JOB_QUEUE_DURATION = histogram(
     "Measures the seconds for which a job waited for its first step, once it was accepted and any KV that it needs had"
     " arrived. `kind` is that of tandem.jobs.",
     LATENCY,
-    "kind",
+    ("kind",),
 )
 GENERATED_TOKENS = counter("tandem.generated_tokens", "{token}", "Counts the tokens that the worker sampled.")
 WORKER_HEALTHY = gauge(
@@ -512,37 +490,33 @@ WORKER_INFO = gauge(
     "tandem.worker.info",
     "",
     "Reports 1. The labels describe the worker: its id, its pool, its model and the transport that moves its KV.",
-    "worker",
-    "pool",
-    "model",
-    "transport",
+    ("worker", "pool", "model", "transport"),
 )
 
 # ---- planner
 
 PLANNER_TARGET = gauge(
-    "tandem.planner.target", "{worker}", "Reports the number of workers that the planner decided on last.", "role"
+    "tandem.planner.target", "{worker}", "Reports the number of workers that the planner decided on last.", ("role",)
 )
 PLANNER_NEEDED = gauge(
     "tandem.planner.needed",
     "{worker}",
     "Reports the number of workers that the forecast requires, before planner.min_*, planner.max_* and the delay of"
     " planner.scale_down_s.",
-    "role",
+    ("role",),
 )
 PLANNER_WORKERS = gauge(
     "tandem.planner.workers",
     "{worker}",
     "Reports the workers at the last decision. `state` is `serving`, `starting` or `draining`.",
-    "role",
-    "state",
+    ("role", "state"),
 )
 PLANNER_DECISIONS = counter(
     "tandem.planner.decisions",
     "{decision}",
     "Counts decisions. `outcome` is `carried_out`, `explained` (planner.mode=explain), `held_back` (for lack of data),"
     " `standby` (another planner leads) or `failed`.",
-    "outcome",
+    ("outcome",),
 )
 PLANNER_HELD_BACK = gauge(
     "tandem.planner.held_back",
@@ -556,7 +530,7 @@ PLANNER_ACTUATOR_ERRORS = counter(
     "tandem.planner.actuator.errors",
     "{call}",
     "Counts failed calls of the Kubernetes API. `status` is the HTTP status, `invalid` or `no_answer`.",
-    "status",
+    ("status",),
 )
 
 # ---- every process

@@ -1,22 +1,41 @@
 """Export metrics at intervals from a thread, so that no request waits for it.
 
 This is a periodic exporting metric reader in OpenTelemetry's terms. A message that cannot be sent is dropped: the next
-one has everything, because values are sums since the start."""
+one has everything, because values are sums since the start. The SDK's own instruments are not used, because they cannot
+export a histogram that is counted outside of the SDK."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import Event, Thread
 
-from opentelemetry.sdk.metrics.export import MetricExporter
+from opentelemetry.sdk.metrics import Exemplar as SdkExemplar
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricExporter,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from tandem.core.clock import wall_ns
-from tandem.obs.metrics.metrics import Metrics
-from tandem.obs.metrics.otlp_metrics import metrics_data
+from tandem.obs.metrics.instrument import Kind
+from tandem.obs.metrics.metrics import HistogramSnapshot, MetricFamily, Metrics
 
 _log = logging.getLogger(__name__)
+_SCOPE = InstrumentationScope("tandem")
+_NO_SPAN = 0
+"""Span id of exemplars, which know their trace only: the encoder omits a trace without a span, and 0 is no span's
+id."""
 
 
 class MetricSender:
@@ -61,9 +80,53 @@ class MetricSender:
 
     def _send(self) -> None:
         try:
-            data = metrics_data(self._resource, self._metrics.collect(), self._started_ns, wall_ns())
+            families, now_ns = self._metrics.collect(), wall_ns()
+            metrics = [_metric(family, self._started_ns, now_ns) for family in families]
+            data = MetricsData([ResourceMetrics(self._resource, [ScopeMetrics(_SCOPE, metrics, "")], "")])
             for exporter in self._exporters:
                 if not self._is_closed:
                     exporter.export(data)
         except Exception:
             _log.warning("metrics could not be sent; the next attempt sends their values again", exc_info=True)
+
+
+def _metric(family: MetricFamily, started_ns: int, now_ns: int) -> Metric:
+    """Convert one metric for the exporters of OpenTelemetry's SDK. Counters and histograms are sums from `started_ns`
+    to `now_ns`, both in nanoseconds since the epoch."""
+    instrument = family.instrument
+    numbers, histograms = [], []
+    for values, point in family.points.items():
+        attributes = dict(zip(instrument.attributes, values, strict=True))
+        if isinstance(point, HistogramSnapshot):
+            histograms.append(_histogram_point(attributes, point, instrument.bounds, started_ns, now_ns))
+        else:
+            numbers.append(NumberDataPoint(attributes, started_ns, now_ns, point))
+    data: Sum | Gauge | Histogram
+    match instrument.kind:
+        case Kind.COUNTER:
+            data = Sum(numbers, AggregationTemporality.CUMULATIVE, is_monotonic=True)
+        case Kind.GAUGE:
+            data = Gauge(numbers)
+        case Kind.HISTOGRAM:
+            data = Histogram(histograms, AggregationTemporality.CUMULATIVE)
+    return Metric(instrument.name, instrument.description, instrument.unit, data)
+
+
+def _histogram_point(
+    attributes: Mapping[str, str], snapshot: HistogramSnapshot, bounds: tuple[float, ...], started_ns: int, now_ns: int
+) -> HistogramDataPoint:
+    return HistogramDataPoint(
+        attributes=attributes,
+        start_time_unix_nano=started_ns,
+        time_unix_nano=now_ns,
+        count=snapshot.count,
+        sum=snapshot.sum,
+        bucket_counts=snapshot.counts,
+        explicit_bounds=bounds,
+        min=None,  # type: ignore[arg-type]  # optional in OTLP, and not recorded
+        max=None,  # type: ignore[arg-type]
+        exemplars=[
+            SdkExemplar({}, float(value), round(at * 1e9), _NO_SPAN, int(trace, 16))
+            for value, trace, at in snapshot.exemplars.values()
+        ],
+    )
