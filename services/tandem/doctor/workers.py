@@ -198,8 +198,8 @@ def _kind(worker: WorkerFacts) -> str:
 
 
 def _role_finding(model: str, workers: Sequence[WorkerFacts], draining: Sequence[str], disaggregation: str) -> Finding:
-    """Report the roles of a model's workers. One pair of the same kind is enough. `draining`: ids of workers that drain,
-    which may be what is missing."""
+    """Report the roles of a model's workers; one pair of the same kind is enough. `draining`: ids of workers that
+    drain, which may be what is missing."""
     roles = ", ".join(f"{sum(w.role == r for w in workers)} {r}" for r in sorted({w.role for w in workers}))
     for kind in {worker.kind for worker in workers}:
         found = {worker.role for worker in workers if worker.kind == kind}
