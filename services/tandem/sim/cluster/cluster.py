@@ -49,7 +49,7 @@ class SimCluster:
             SimGateway(self._agenda, self._network, self.workers, spec, delivery, Actor(1 + i, EventDigest()))
             for i in range(spec.num_gateways)
         ]
-        self._network.attach(self.workers, [gateway.reports for gateway in self._gateways])
+        self._network.attach(self.workers, self._gateways)
         self.gone: list[SimWorker] = []
         """Workers that were drained, in the order of their ends."""
         self.on_preempted: Callable[[RequestId], None] | None = None
@@ -110,7 +110,7 @@ class SimCluster:
         found: list[ClientTrace] = []
         for gateway in self._gateways:
             traces = gateway.streams.traces()
-            gateway.reports.catch_up(trace.id for trace in traces)
+            gateway.catch_up(trace.id for trace in traces)
             found += traces
         return found
 
