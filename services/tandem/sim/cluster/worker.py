@@ -30,7 +30,7 @@ from tandem.sched.budget.step_time_model import features
 from tandem.sched.phases.decode_run import DecodeRun
 from tandem.sched.state.step_plan import StepPlan
 from tandem.sim.cluster.lookahead import Lookahead, StepRun
-from tandem.sim.cost.executor import SimExecutor, SimHostMemory, StepTime
+from tandem.sim.cost.executor import SimExecutor, StepTime
 from tandem.sim.cost.residuals import NONE, Residuals
 from tandem.sim.cost.roofline import Roofline
 from tandem.sim.kernel.event_queue import Actor, SimEvent, SimEventQueue
@@ -144,10 +144,8 @@ class SimWorker:
             seed=seed,
             worker=name,
             residuals=spec.residuals,
-            host=SimHostMemory(
-                with_device_defaults(spec.config).engine.host_cache_memory // block_bytes,
-                copy_s=block_bytes / spec.host_bandwidth,
-            ),
+            num_host_slots=with_device_defaults(spec.config).engine.host_cache_memory // block_bytes,
+            host_copy_s=block_bytes / spec.host_bandwidth,
         )
         max_model_len = spec.config.engine.max_model_len or spec.num_blocks * spec.layout.block_size
         self.engine = build_engine(spec.config, self._executor, FINGERPRINT, max_model_len, records_facts=True)
