@@ -293,7 +293,6 @@ class SimWorker:
         """Cut the lookahead after the running step, because a command has arrived and waits for its end."""
         num_steps = bisect_right(ahead.ends, self._agenda.now) + 1
         if num_steps < len(ahead.ends):
-            assert self._end is not None
             self._agenda.cancel(self._end)
             ahead.cut(num_steps)
             self._end = self._agenda.at(ahead.ends[-1], "", self._end_run, by=self.party, is_end=True)
@@ -336,8 +335,7 @@ class SimWorker:
         look_at = math.inf if self.engine.is_idle else self._next_look()
         if look_at == self._wakes_at:
             return
-        if self._wake is not None:
-            self._agenda.cancel(self._wake)
+        self._agenda.cancel(self._wake)
         self._wake, self._wakes_at = None, look_at
         if look_at < math.inf:
             self._wake = self._agenda.at(max(look_at, self._agenda.now), "", self._look, by=self.party)

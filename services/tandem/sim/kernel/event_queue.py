@@ -127,9 +127,11 @@ class SimEventQueue:
     def after(self, seconds: float, label: str, action: Action, *, by: Actor, to: Actor | None = None) -> SimEvent:
         return self.at(self.now + seconds, label, action, by=by, to=to)
 
-    def cancel(self, event: SimEvent) -> None:
-        """Cancel an event, which then makes no entry in a log; do nothing when the event has already run."""
-        event.action = None
+    def cancel(self, event: SimEvent | None) -> None:
+        """Cancel an event, which then makes no entry in a log; do nothing for None or when the event has already
+        run."""
+        if event is not None:
+            event.action = None
 
     def halt(self, party: Actor) -> None:
         """Halt an actor: hold all events that happen at it until `go_on`."""
