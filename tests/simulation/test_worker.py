@@ -21,10 +21,10 @@ from tandem.sim.cluster.lookahead import StepRun
 from tandem.sim.cluster.worker import SimWorker
 from tandem.sim.cost.model_shapes import SMOLLM_135M
 from tandem.sim.cost.residuals import always
-from tandem.sim.kernel.event_queue import Actor, EventDigest, SimEventQueue
+from tandem.sim.kernel.event_queue import Actor, SimEventQueue
 from tests.simulation.clusters import LAPTOP, slow_spec
 
-PARTY = Actor(0, EventDigest())
+PARTY = Actor(0)
 
 
 class Notes:

@@ -12,7 +12,7 @@ import heapq
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _TIME = struct.Struct("<d")
 _STEP = struct.Struct("<dqqq")
@@ -69,7 +69,7 @@ class Actor:
     """
 
     rank: int
-    log: EventDigest
+    log: EventDigest = field(default_factory=EventDigest)
     held: deque[SimEvent] | None = None
 
     def vanish(self) -> None:
