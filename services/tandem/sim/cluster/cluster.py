@@ -11,8 +11,7 @@ from tandem.core.events import Finished, Token
 from tandem.core.ids import RequestId, TenantId
 from tandem.core.request import Request
 from tandem.scaling.demand_totals import QueueBacklog, sum_backlogs
-from tandem.sim.cluster.client_streams import Delivery, ignore
-from tandem.sim.cluster.client_trace import ClientTrace
+from tandem.sim.cluster.client_trace import ClientTrace, Delivery, ignore
 from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.fabric import Fabric
 from tandem.sim.cluster.faults import Fault, Faults

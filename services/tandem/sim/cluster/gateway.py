@@ -16,8 +16,7 @@ from tandem.orchestration import commands
 from tandem.orchestration.director import TICK_S, AdmittedRequest, RequestDirector
 from tandem.routing.placement import Placement
 from tandem.routing.worker_view import Pair
-from tandem.sim.cluster.client_streams import ClientStreams, Delivery, Ended
-from tandem.sim.cluster.client_trace import ClientTrace
+from tandem.sim.cluster.client_trace import ClientStreams, ClientTrace, Delivery, Ended
 from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.lookahead import StepRun
 from tandem.sim.cluster.network import Network
