@@ -16,8 +16,7 @@ from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.report import table
 from tandem.sim.report.latency_stats import LatencyStats
 from tandem.sim.report.report import SimulationReport, report
-from tandem.sim.scaling.autoscaled_cluster import ROLES, AutoscaledCluster, Autoscaler, ElasticSpec, Moment
-from tandem.sim.scaling.demand_counter import Meter
+from tandem.sim.scaling.autoscaled_cluster import ROLES, AutoscaledCluster, Autoscaler, ElasticSpec, Meter, Moment
 from tandem.workload.scheduled_request import ScheduledRequest
 
 
