@@ -107,13 +107,5 @@ def test_a_history_is_bounded() -> None:
     assert len(history) == 4096
 
 
-def test_pairs_missing_in_one_interval_are_missing_in_the_sum() -> None:
-    counted = Demand(
-        seconds=1.0, num_requests=1, num_input_tokens=2, num_cached_tokens=0, num_output_tokens=0, num_prefill_pairs=3
-    )
-    assert (counted + counted).num_prefill_pairs == 6
-    assert (counted + _demand(1)).num_prefill_pairs is None
-
-
 def _demand(number: int) -> Demand:
     return Demand(seconds=5.0, num_requests=number, num_input_tokens=0, num_cached_tokens=0, num_output_tokens=0)
