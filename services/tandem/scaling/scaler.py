@@ -82,31 +82,27 @@ class StabilizationWindow:
     def __init__(self, hold_s: float, gap_s: float) -> None:
         self._hold_s = hold_s
         self._gap_s = gap_s
-        self._since: float | None = None
-        self._last = 0.0
-        self._highest: deque[tuple[float, int]] = deque()
-        """(time, need) with falling needs: each the highest from its time on."""
+        self._since = 0.0
+        self._needs: deque[tuple[float, int]] = deque()
+        """(time, need) of the last `hold_s` seconds."""
 
     def add(self, at: float, number: int) -> None:
         """Add the number of workers that is needed at the time `at`."""
-        if self._since is None or at - self._last > self._gap_s:
+        if not self._needs or at - self._needs[-1][0] > self._gap_s:
             self._since = at
-            self._highest.clear()
-        self._last = at
-        while self._highest and self._highest[-1][1] <= number:
-            self._highest.pop()
-        self._highest.append((at, number))
-        while self._highest[0][0] < at - self._hold_s:
-            self._highest.popleft()
+            self._needs.clear()
+        self._needs.append((at, number))
+        while self._needs[0][0] < at - self._hold_s:
+            self._needs.popleft()
 
     def settled(self, current: int) -> int:
         """Return the number of workers that the role should have, given the needs added so far; `current`, its present
         number, where no need was added."""
-        if self._since is None:
+        if not self._needs:
             return current
-        if self._last - self._since < self._hold_s:
-            return max(current, self._highest[-1][1])
-        return self._highest[0][1] if self._highest[0][1] < current else max(current, self._highest[-1][1])
+        last, need = self._needs[-1]
+        highest = max(number for _, number in self._needs)
+        return highest if highest < current and last - self._since >= self._hold_s else max(current, need)
 
 
 @dataclass(frozen=True, slots=True)
