@@ -18,8 +18,7 @@ from tandem.planner.actuator import Actuator, ActuatorFailed
 from tandem.planner.demand_delta import DemandDelta, DemandDeltaResult
 from tandem.planner.plan_report import PlanReport
 from tandem.planner.planner_metrics import PlannerMetrics
-from tandem.planner.policy import most_of
-from tandem.planner.pool_targets import compute_targets
+from tandem.planner.pool_targets import compute_targets, most_of
 from tandem.planner.worker_inventory import WorkerInventory
 from tandem.scaling.scaler import Scaler, pause_s
 from tandem.scaling.worker_state import WorkerState, build_observation

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from tandem.core.config import PlannerConfig
 from tandem.scaling.decision import Decision, ReplicaTarget, RoleChange
 from tandem.scaling.worker_state import WorkerState
 
@@ -18,6 +19,15 @@ class PoolTargets(NamedTuple):
 
     replicas: dict[str, int]
     changed: dict[WorkerState, str]
+
+
+def most_of(planner: PlannerConfig) -> dict[str, int]:
+    """Return the largest number of workers of each pool that has a bound, by the role of the pool.
+
+    A pool without a bound is missing. The result is empty unless `planner.change_roles` is set, because the bounds are
+    used only to choose workers that return to the role of their pool, which is a role change."""
+    most = {"prefill": planner.max_prefill, "decode": planner.max_decode} if planner.change_roles else {}
+    return {pool: number for pool, number in most.items() if number}
 
 
 def compute_targets(
