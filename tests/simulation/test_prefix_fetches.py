@@ -16,10 +16,9 @@ from tandem.core.ids import HandoffId, RequestId
 from tandem.core.request import GenerateJob, RemotePrefix, Request, SamplingParams
 from tandem.core.worker_load import WorkerLoad
 from tandem.sim.cluster.fabric import Fabric
-from tandem.sim.cluster.lookahead import StepRun
 from tandem.sim.cluster.network import Network
 from tandem.sim.cluster.prefix_index import SimIndex
-from tandem.sim.cluster.worker import SimWorker
+from tandem.sim.cluster.worker import SimWorker, StepRun
 from tandem.sim.cost.model_shapes import SMOLLM_135M
 from tandem.sim.kernel.event_queue import Actor, SimEventQueue, combined
 from tests.effort import effort

@@ -17,8 +17,7 @@ from tandem.core.request import GenerateJob, Request, SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.engine.effects import Effect
-from tandem.sim.cluster.lookahead import StepRun
-from tandem.sim.cluster.worker import SimWorker
+from tandem.sim.cluster.worker import SimWorker, StepRun
 from tandem.sim.cost.model_shapes import SMOLLM_135M
 from tandem.sim.cost.residuals import always
 from tandem.sim.kernel.event_queue import Actor, SimEventQueue

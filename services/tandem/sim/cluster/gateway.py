@@ -18,10 +18,9 @@ from tandem.routing.placement import Placement
 from tandem.routing.worker_view import Pair
 from tandem.sim.cluster.client_trace import ClientStreams, ClientTrace, Delivery, Ended
 from tandem.sim.cluster.cluster_spec import ClusterSpec
-from tandem.sim.cluster.lookahead import StepRun
 from tandem.sim.cluster.network import Network
 from tandem.sim.cluster.quotas import SimQuotas
-from tandem.sim.cluster.worker import SimWorker
+from tandem.sim.cluster.worker import SimWorker, StepRun
 from tandem.sim.cluster.worker_pool import GatewayLink, SimWorkerPool
 from tandem.sim.kernel.event_queue import Actor, SimEventQueue
 from tandem.workload.scheduled_request import ScheduledRequest

@@ -33,9 +33,8 @@ from tandem.engine.engine import Engine
 from tandem.orchestration.commands import CancelJob, OfferMigration, ReleaseLease, WorkerOrder
 from tandem.sim.cluster.fabric import Fabric
 from tandem.sim.cluster.files import SimFiles
-from tandem.sim.cluster.lookahead import StepRun
 from tandem.sim.cluster.prefix_index import SimIndex
-from tandem.sim.cluster.worker import Answer, Command, SimWorker
+from tandem.sim.cluster.worker import Answer, Command, SimWorker, StepRun
 from tandem.sim.kernel.event_queue import Action, Actor, SimEventQueue
 
 

@@ -16,7 +16,7 @@ from typing import Protocol
 from tandem.core.config import Config, Pool, SloConfig
 from tandem.core.device_defaults import with_device_defaults
 from tandem.core.errors import TandemError
-from tandem.core.events import Preempted
+from tandem.core.events import Preempted, TokenRun
 from tandem.core.ids import Incarnation, RequestId, WorkerId, WorkerRef
 from tandem.core.lane import ALL_LANES, Lane
 from tandem.core.request import Job
@@ -29,7 +29,6 @@ from tandem.kv.layout import KVLayout
 from tandem.sched.budget.step_time_model import features
 from tandem.sched.phases.decode_run import DecodeRun
 from tandem.sched.state.step_plan import StepPlan
-from tandem.sim.cluster.lookahead import Lookahead, StepRun
 from tandem.sim.cost.executor import SimExecutor, StepTime
 from tandem.sim.cost.residuals import NONE, Residuals
 from tandem.sim.cost.roofline import Roofline
@@ -98,6 +97,59 @@ class WorkerSpec:
             price_per_hour=roofline.degree * roofline.hardware.price_per_hour,
             host_bandwidth=roofline.degree * roofline.hardware.host_bandwidth * roofline.efficiency.link,
         )
+
+
+@dataclass(eq=False, slots=True)
+class Lookahead:
+    """Decode steps of one worker that were computed ahead of the clock; they are valid if the worker receives no
+    command before they end.
+
+    `run`: the engine's forecast of a series of decode steps of the same sequences; the predicted steps are the first of
+    it. `ends`: virtual time at which each step ends. `seconds`: duration of each step. `num_free`: free blocks after
+    each step. `num_before`: steps of the same series that the engine has applied already.
+    """
+
+    run: DecodeRun
+    ends: list[float]
+    seconds: list[float]
+    num_free: list[int]
+    num_before: int = 0
+
+    def cut(self, num_steps: int) -> None:
+        """Keep only the first `num_steps` steps."""
+        for values in (self.ends, self.seconds, self.num_free):
+            del values[num_steps:]
+
+    def rest(self, run: DecodeRun, num_done: int) -> Lookahead:
+        """Return a lookahead with the predicted steps that remain after the engine has applied the first `num_done`
+        steps.
+
+        `run`: a new forecast of the engine, made after it applied these steps. It replaces the old one, because a
+        forecast must begin with the engine's next step."""
+        num_before = self.num_before + num_done
+        return Lookahead(run, self.ends[num_done:], self.seconds[num_done:], self.num_free[num_done:], num_before)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRun:
+    """Report of a worker about consecutive steps, which ended at the virtual times `ends`.
+
+    `tokens`: for each sequence, the tokens that these steps sampled, one in each step. `load`: the worker's load, which
+    differs between the steps only in the free blocks. `num_free`: free blocks after each step.
+    """
+
+    ends: Sequence[float]
+    tokens: Sequence[TokenRun]
+    load: WorkerLoad
+    num_free: Sequence[int]
+
+    def split(self, num_steps: int) -> tuple[StepRun, StepRun]:
+        """Return two reports: one of the first `num_steps` steps, one of the remaining steps."""
+        return self._part(0, num_steps), self._part(num_steps, len(self.ends))
+
+    def _part(self, first: int, stop: int) -> StepRun:
+        tokens = [TokenRun(t.key, t.first_index + first, t.ids[first:stop]) for t in self.tokens]
+        return StepRun(self.ends[first:stop], tokens, self.load, self.num_free[first:stop])
 
 
 class Outlet(Protocol):
@@ -177,13 +229,12 @@ class SimWorker:
         load."""
 
         def run(engine: Engine, now: float) -> Sequence[Effect]:
-            refusal: TandemError | None = None
-            effects: Sequence[Effect] = ()
             try:
                 effects = engine.submit(job, now)
             except TandemError as error:
-                refusal = error
-            answer(refusal, engine.load())
+                answer(error, engine.load())
+                return ()
+            answer(None, engine.load())
             return effects
 
         self.post(run)

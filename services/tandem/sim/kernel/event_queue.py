@@ -21,7 +21,7 @@ _STEP = struct.Struct("<dqqq")
 class EventDigest:
     """Hash the events and the steps of one actor in two chains.
 
-    There are two chains because a step may be recorded later than it ended (see `cluster.lookahead`). Each entry
+    There are two chains because a step may be recorded later than it ended (see `cluster.worker.Lookahead`). Each entry
     contains its time, so the two chains together determine which events happened between which steps. Entries are not
     kept.
     """
