@@ -11,7 +11,7 @@ from tandem.core.events import Finished, Token
 from tandem.core.ids import RequestId, TenantId
 from tandem.core.request import Request
 from tandem.scaling.demand_totals import QueueBacklog, sum_backlogs
-from tandem.sim.cluster.client_trace import ClientTrace, Delivery, ignore
+from tandem.sim.cluster.client_trace import ClientTrace, ignore
 from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.fabric import Fabric
 from tandem.sim.cluster.faults import Fault, Faults
@@ -42,10 +42,8 @@ class SimCluster:
         self._ranks = count(1 + spec.num_gateways)
         self._numbers = count()
         self.workers = [self._new_worker(kind) for kind, number in spec.workers for _ in range(number)]
-        delivery = Delivery(spec.delivery_s, spec.seed)
         self._gateways = [
-            SimGateway(self._agenda, self._network, self.workers, spec, delivery, Actor(1 + i))
-            for i in range(spec.num_gateways)
+            SimGateway(self._agenda, self._network, self.workers, spec, Actor(1 + i)) for i in range(spec.num_gateways)
         ]
         self._network.attach(self.workers, self._gateways)
         self.gone: list[SimWorker] = []

@@ -38,16 +38,15 @@ class SimGateway:
     request are applied (`catch_up`)."""
 
     def __init__(
-        self, agenda: SimEventQueue, network: Network, workers: Iterable[SimWorker], spec: ClusterSpec,
-        delivery: Delivery, party: Actor,
-    ) -> None:  # fmt: skip
+        self, agenda: SimEventQueue, network: Network, workers: Iterable[SimWorker], spec: ClusterSpec, party: Actor
+    ) -> None:
         self.party = party
         self._agenda = agenda
         self._network = network
         self.workers = SimWorkerPool(agenda, network.latency_s, spec.gateway, party, self._probe)
         self._quotas = SimQuotas(agenda, spec.tenants)
         self.director = RequestDirector(self.workers, spec.gateway, HandoffId, spec.targets, network.index)
-        self.streams = ClientStreams(agenda, party, delivery)
+        self.streams = ClientStreams(agenda, party, Delivery(spec.delivery_s, spec.seed))
         self._is_ticking = False
         self.workers.begin(workers)
 
