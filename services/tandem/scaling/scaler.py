@@ -348,12 +348,8 @@ def _asleep(numbers: ReplicaTarget, least: ReplicaTarget) -> ReplicaTarget:
 
 
 def _after(current: ReplicaTarget, changes: tuple[RoleChange, ...]) -> ReplicaTarget:
-    prefill, decode = current
-    for change in changes:
-        sign = 1 if change.to == "prefill" else -1
-        prefill = prefill + sign * change.number
-        decode = decode - sign * change.number
-    return ReplicaTarget(prefill, decode)
+    to_prefill = sum(change.number if change.to == "prefill" else -change.number for change in changes)
+    return ReplicaTarget(current.prefill + to_prefill, current.decode - to_prefill)
 
 
 def _wakes(state: ClusterState, current: ReplicaTarget, target: ReplicaTarget) -> bool:
