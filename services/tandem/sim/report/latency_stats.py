@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field, fields
 
 from tandem.core.errors import TandemError
@@ -87,7 +87,7 @@ class LatencyStats:
 
     def __init__(self, slo: Slo) -> None:
         self.slo = slo
-        self.groups: dict[str, GroupTally] = {}
+        self.groups: defaultdict[str, GroupTally] = defaultdict(GroupTally)
         self.began_s = math.inf
         self.ended_s = -math.inf
 
@@ -95,10 +95,7 @@ class LatencyStats:
         """Add a request that has ended to the tally of its class."""
         self.began_s = min(self.began_s, trace.due_s)
         self.ended_s = max(self.ended_s, trace.ended_at)
-        group = self.groups.get(trace.group)
-        if group is None:
-            group = self.groups[trace.group] = GroupTally()
-        group.add(trace, self.slo)
+        self.groups[trace.group].add(trace, self.slo)
 
     def all(self) -> GroupTally:
         """Return the tally of all classes together."""
