@@ -13,11 +13,11 @@ from tandem.core.step_cost import StepCost
 from tandem.kv.handoff import BlockDigest
 from tandem.sched.state.step_plan import Sampling, ScheduledSlice, StepPlan
 from tandem.sim.cost.executor import SimExecutor
-from tandem.sim.cost.model_shapes import SMOLLM_135M
+from tandem.sim.cost.model_shapes import SHAPES
 from tandem.sim.cost.residuals import always
 
 COST = StepCost(1.0, 0.1, 0.01, 0.001, 0.0001)
-LAYOUT = SMOLLM_135M.layout(16)
+LAYOUT = SHAPES["smollm2-135m"].layout(16)
 
 
 def sampling(index: int, seed: int = 7) -> Sampling:

@@ -19,7 +19,7 @@ from tandem.sim.cluster.fabric import Fabric
 from tandem.sim.cluster.network import Network
 from tandem.sim.cluster.prefix_index import SimIndex
 from tandem.sim.cluster.worker import SimWorker, StepRun
-from tandem.sim.cost.model_shapes import SMOLLM_135M
+from tandem.sim.cost.model_shapes import SHAPES
 from tandem.sim.kernel.event_queue import Actor, SimEventQueue, combined
 from tests.effort import effort
 from tests.simulation.clusters import LAPTOP, slow_spec
@@ -57,7 +57,7 @@ class Rig:
         fabric = Fabric(self.agenda, READ_LATENCY_S)
         self.network = Network(self.agenda, fabric, LATENCY_S, SimIndex(self.agenda, 0.05))
         self.ears = Ears(lambda: self.agenda.now)
-        block_bytes = SMOLLM_135M.layout(16).block_bytes
+        block_bytes = SHAPES["smollm2-135m"].layout(16).block_bytes
         config = Config(
             engine=EngineConfig(
                 host_cache_memory=Bytes(num_host_blocks * block_bytes),

@@ -23,7 +23,7 @@ NUM_PAGES = 1 << 15
 """Pages of output tokens that are cached, about 400 bytes each. The output of a request spans two or three pages."""
 
 StepTime = Callable[[StepFeatures], float]
-"""Function from the features of a step to its seconds, such as `StepCost.predict` or `Roofline.seconds`.
+"""Function from the features of a step to its seconds, such as `StepCost.predict` or a `Roofline.timer`.
 
 It must depend on its argument alone, because workers look ahead over several steps. It may keep state where a worker
 plans every step by itself (`WorkerSpec.max_run` is 1)."""

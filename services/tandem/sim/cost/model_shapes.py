@@ -124,5 +124,3 @@ SHAPES = {name: _shape(name) for name in PUBLISHED}
 """The shapes of all models of the catalog by name."""
 
 LLAMA_8B, LLAMA_70B = SHAPES["llama-3.1-8b"], SHAPES["llama-3.1-70b"]
-QWEN_8B, QWEN_32B = SHAPES["qwen3-8b"], SHAPES["qwen3-32b"]
-SMOLLM_135M = SHAPES["smollm2-135m"]
