@@ -48,7 +48,7 @@ class SimCluster:
         self._network.attach(self.workers, self._gateways)
         self.gone: list[SimWorker] = []
         """Workers that were drained, in the order of their ends."""
-        self.on_preempted: Callable[[RequestId], None] | None = None
+        self.on_preempted: Callable[[RequestId], None] = ignore
         """Called with each request that a worker has preempted after its first output token, at the time at which the
         report reaches the request's gateway. Set it before `run`."""
         self.retry: Callable[[ScheduledRequest, ClientTrace], ScheduledRequest | None] = ignore
@@ -158,7 +158,7 @@ class SimCluster:
             gateway.streams.delivered = delivered
             gateway.streams.computed = computed
             gateway.workers.goes_on = lambda: self._num_open > 0
-        self._watch_preemptions()
+            gateway.on_preempted = self.on_preempted
         self._close(closed_at)
         self._faults.schedule(faults, self._clients)
         schedule(next(upcoming, None), is_opening=True)
@@ -199,20 +199,6 @@ class SimCluster:
             ended()
 
         self._lives.drain(worker, self.now + within_s, self._clients, left)
-
-    def _watch_preemptions(self) -> None:
-        """Let workers report preempted requests to `on_preempted`; the report takes as long as one to a gateway."""
-        on_preempted = self.on_preempted
-        if on_preempted is None:
-            return
-
-        def report(worker: SimWorker, requests: Iterable[RequestId]) -> None:
-            for request in requests:
-                action, to = partial(on_preempted, request), self._gateway_of(request).party
-                self._agenda.after(self._network.latency_s, "", action, by=worker.party, to=to)
-
-        for worker in self.workers:
-            worker.on_preempted = report
 
     def _close(self, closed_at: Iterable[tuple[float, RequestId]]) -> None:
         for time, request in closed_at:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tandem.admission.quota_reservation import QuotaReservation
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Cancelled, Failed, Finished, JobEvent, PromptLogprobs, SampledToken, Token
+from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Preempted, PromptLogprobs, SampledToken, Token
 from tandem.core.ids import HandoffId, RequestId, WorkerRef
 from tandem.core.request import Job, Request
 from tandem.core.worker_load import WorkerLoad
@@ -16,7 +16,7 @@ from tandem.orchestration import commands
 from tandem.orchestration.director import TICK_S, AdmittedRequest, RequestDirector
 from tandem.routing.placement import Placement
 from tandem.routing.worker_view import Pair
-from tandem.sim.cluster.client_trace import ClientStreams, ClientTrace, Delivery, Ended
+from tandem.sim.cluster.client_trace import ClientStreams, ClientTrace, Delivery, Ended, ignore
 from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.network import Network
 from tandem.sim.cluster.quotas import SimQuotas
@@ -47,6 +47,8 @@ class SimGateway:
         self._quotas = SimQuotas(agenda, spec.tenants)
         self.director = RequestDirector(self.workers, spec.gateway, HandoffId, spec.targets, network.index)
         self.streams = ClientStreams(agenda, party, Delivery(spec.delivery_s, spec.seed))
+        self.on_preempted: Callable[[RequestId], None] = ignore
+        """Called with each of its requests of which a worker has reported a preemption."""
         self._is_ticking = False
         self.workers.begin(workers)
 
@@ -144,6 +146,9 @@ class SimGateway:
             self.workers.changed(link)
         self.catch_up([event.key.request for event in events if _may_end(event)], but=worker)
         self._execute(self.director.on_worker_events(worker, events, now), now)
+        for event in events:
+            if isinstance(event, Preempted) and self.streams.workers(event.key.request):
+                self.on_preempted(event.key.request)
         if has_room:
             self._execute(self.director.on_capacity(self.workers.view(link), now), now)
 

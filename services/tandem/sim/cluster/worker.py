@@ -16,8 +16,8 @@ from typing import Protocol
 from tandem.core.config import Config, Pool, SloConfig
 from tandem.core.device_defaults import with_device_defaults
 from tandem.core.errors import TandemError
-from tandem.core.events import Preempted, TokenRun
-from tandem.core.ids import Incarnation, RequestId, WorkerId, WorkerRef
+from tandem.core.events import TokenRun
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.lane import ALL_LANES, Lane
 from tandem.core.request import Job
 from tandem.core.step_cost import StepCost, StepFeatures
@@ -168,8 +168,7 @@ class SimWorker:
 
     `busy_s` and the counters count steps that have ended. `step_cost`: the published step cost, updated at the end of
     each step with prompt tokens, so that it does not depend on how far the worker computed ahead. `num_loaded_blocks`:
-    KV blocks that came back from host memory. `on_preempted`: called with the worker and the requests of which a choice
-    was preempted after its first token; None: nothing is called.
+    KV blocks that came back from host memory.
 
     Where the engine's next steps are all alike (`Engine.run`), they are computed ahead of the clock. They are applied
     to the engine when the last of them ends, or earlier: when `settle` is called, and, if a command arrives, at the end
@@ -187,7 +186,6 @@ class SimWorker:
         self.num_prefill_tokens = 0
         self.num_decode_tokens = 0
         self.num_loaded_blocks = 0
-        self.on_preempted: Callable[[SimWorker, Sequence[RequestId]], None] | None = None
         block_bytes = spec.layout.block_bytes
         self._executor = SimExecutor(
             spec.layout,
@@ -281,9 +279,6 @@ class SimWorker:
             self._look_ahead(run)
             return
         plan, effects = self.engine.begin(now)
-        preempted = [effect.key.request for effect in effects if isinstance(effect, Preempted)]
-        if preempted and self.on_preempted is not None:
-            self.on_preempted(self, preempted)
         if plan is None:
             self._dispatch(effects)
             self._rest()
