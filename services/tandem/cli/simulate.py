@@ -24,8 +24,7 @@ from tandem.sim.cluster.cluster import SimCluster
 from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.machines.deployment import Deployment, parse_pools
 from tandem.sim.report import table
-from tandem.sim.report.latency_stats import GroupTally, LatencyStats
-from tandem.sim.report.report import ALL, SimulationReport
+from tandem.sim.report.report import ALL, GroupTally, LatencyStats, SimulationReport
 from tandem.sim.report.time_series import Series
 from tandem.sim.scaling.autoscale import ROLES, Autoscaler, ElasticRun, ElasticSpec, ScalerAdapter, simulate_elastic
 from tandem.sim.scaling.queue_scaler import QueuePolicy, QueueScaler

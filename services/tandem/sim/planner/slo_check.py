@@ -11,8 +11,7 @@ from tandem.core.quantile_sketch import QuantileSketch
 from tandem.core.slo import Slo
 from tandem.sim.cluster.cluster import SimCluster
 from tandem.sim.machines.deployment import Deployment
-from tandem.sim.report.latency_stats import LatencyStats
-from tandem.sim.report.report import SimulationReport
+from tandem.sim.report.report import LatencyStats, SimulationReport
 from tandem.sim.simulate import simulate
 from tandem.workload.scheduled_request import ScheduledRequest
 

@@ -27,8 +27,7 @@ from tandem.sim.cluster.cluster import SimCluster
 from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.worker import SimWorker, WorkerSpec
 from tandem.sim.report import table
-from tandem.sim.report.latency_stats import LatencyStats
-from tandem.sim.report.report import SimulationReport, report
+from tandem.sim.report.report import LatencyStats, SimulationReport, report
 from tandem.workload.scheduled_request import MODEL, ScheduledRequest
 
 ROLES: tuple[Role, Role] = ("prefill", "decode")
