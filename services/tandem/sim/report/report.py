@@ -252,11 +252,10 @@ def _group(name: str, tally: GroupTally) -> GroupReport:
 
 
 def _pools(workers: Sequence[SimWorker], wall_s: float) -> tuple[PoolReport, ...]:
-    kinds = sorted({(worker.spec.pool, lane_labels(worker.spec.lanes)) for worker in workers})
-    return tuple(
-        _pool(pool, lanes, [w for w in workers if (w.spec.pool, lane_labels(w.spec.lanes)) == (pool, lanes)], wall_s)
-        for pool, lanes in kinds
-    )
+    by_kind: defaultdict[tuple[Pool, tuple[str, ...]], list[SimWorker]] = defaultdict(list)
+    for worker in workers:
+        by_kind[worker.spec.pool, lane_labels(worker.spec.lanes)].append(worker)
+    return tuple(_pool(pool, lanes, by_kind[pool, lanes], wall_s) for pool, lanes in sorted(by_kind))
 
 
 def _pool(pool: Pool, lanes: tuple[str, ...], workers: Sequence[SimWorker], wall_s: float) -> PoolReport:
