@@ -21,9 +21,8 @@ from tandem.sim.cost.model_shapes import SHAPES
 from tandem.sim.cost.roofline import SERVING, Roofline
 from tandem.sim.machines.deployment import Deployment, PoolSize
 from tandem.sim.machines.machine import roofline_machine
-from tandem.sim.report.latency_stats import LatencyStats
-from tandem.sim.scaling.autoscale import ElasticRun, ScalerAdapter, simulate_elastic
-from tandem.sim.scaling.autoscaled_cluster import Autoscaler, ElasticSpec
+from tandem.sim.report.report import LatencyStats
+from tandem.sim.scaling.autoscale import Autoscaler, ElasticRun, ElasticSpec, ScalerAdapter, simulate_elastic
 from tandem.sim.scaling.queue_scaler import QueuePolicy, QueueScaler
 from tandem.sim.simulate import rare_garbage_collection
 from tandem.workload.trace_reader import entries

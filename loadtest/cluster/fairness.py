@@ -28,7 +28,7 @@ from tandem.sim.cost.model_shapes import SHAPES
 from tandem.sim.cost.roofline import Roofline
 from tandem.sim.machines.deployment import Deployment, parse_pools
 from tandem.sim.machines.machine import roofline_machine
-from tandem.sim.report.latency_stats import LatencyStats
+from tandem.sim.report.report import LatencyStats
 from tandem.sim.simulate import rare_garbage_collection, simulate
 from tandem.workload.source import open_workload
 

@@ -151,7 +151,7 @@ class MovingCluster(Cluster):
     # ---- workers come and go
 
     def drain(self, index: int, *, is_undone: bool = False) -> None:
-        """Drain a worker, which is replaced once it is empty or when its time is over, or which soon takes jobs again."""
+        """Drain a worker, which is replaced once it is empty or when its time is over, or soon takes jobs again."""
         worker = self.workers[index]
         if not worker.engine.draining:
             self.call(worker.ref, lambda w: self.effects(w, w.engine.start_drain(self.agenda.now)))

@@ -47,7 +47,7 @@ def demands(draw: st.DrawFn) -> Demand | None:
         num_input_tokens=num_input,
         num_cached_tokens=draw(st.integers(0, num_input)),
         num_output_tokens=number * draw(st.integers(0, 1000)),
-        num_prefill_pairs=draw(st.one_of(st.none(), st.integers(0, 10**10))),
+        num_prefill_pairs=draw(st.integers(0, 10**10)),
         num_served=draw(st.sampled_from([0, number])),
         num_late_ttft=draw(st.integers(0, number)),
     )
@@ -61,6 +61,7 @@ def demand(rate: float, num_input: int = 2000, num_output: int = 200) -> Demand:
         num_input_tokens=number * num_input,
         num_cached_tokens=0,
         num_output_tokens=number * num_output,
+        num_prefill_pairs=number * num_input**2,
         num_served=number,
     )
 

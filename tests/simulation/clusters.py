@@ -13,7 +13,7 @@ from tandem.sim.cluster.cluster import SimCluster
 from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.cost.hardware import H200
-from tandem.sim.cost.model_shapes import LLAMA_8B, SMOLLM_135M
+from tandem.sim.cost.model_shapes import LLAMA_8B, SHAPES
 from tandem.sim.cost.roofline import Efficiency, Roofline
 from tandem.workload.scheduled_request import ScheduledRequest
 from tandem.workload.source import open_workload
@@ -27,7 +27,7 @@ def slow_spec(pool: Pool = "mixed", **changes: object) -> WorkerSpec:
     """Return a worker of the small model on a laptop; `changes` are fields of `WorkerSpec`."""
     spec = WorkerSpec(
         pool=pool,
-        layout=SMOLLM_135M.layout(16),
+        layout=SHAPES["smollm2-135m"].layout(16),
         num_blocks=2000,
         step_time=LAPTOP.predict,
         bandwidth=1e9,

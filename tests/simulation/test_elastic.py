@@ -16,8 +16,7 @@ from tandem.scaling.cluster_state import ClusterState
 from tandem.scaling.decision import ReplicaTarget
 from tandem.scaling.scaler import Scaler
 from tandem.sim.cluster.client_trace import ClientTrace
-from tandem.sim.scaling.autoscale import ElasticRun, ScalerAdapter, simulate_elastic
-from tandem.sim.scaling.autoscaled_cluster import Autoscaler, ElasticSpec
+from tandem.sim.scaling.autoscale import Autoscaler, ElasticRun, ElasticSpec, ScalerAdapter, simulate_elastic
 from tandem.sim.scaling.queue_scaler import QueuePolicy, QueueScaler
 from tandem.sim.simulate import simulate
 from tandem.workload.scheduled_request import MODEL, ScheduledRequest

@@ -12,7 +12,7 @@ from tandem.workload import seeded_random
 
 
 def parties(number: int) -> list[Actor]:
-    return [Actor(rank, EventDigest()) for rank in range(number)]
+    return [Actor(rank) for rank in range(number)]
 
 
 def test_events_run_by_time_and_then_in_scheduling_order() -> None:

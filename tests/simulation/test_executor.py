@@ -12,12 +12,12 @@ from tandem.core.request import SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.kv.handoff import BlockDigest
 from tandem.sched.state.step_plan import Sampling, ScheduledSlice, StepPlan
-from tandem.sim.cost.executor import SimExecutor, SimHostMemory
-from tandem.sim.cost.model_shapes import SMOLLM_135M
+from tandem.sim.cost.executor import SimExecutor
+from tandem.sim.cost.model_shapes import SHAPES
 from tandem.sim.cost.residuals import always
 
 COST = StepCost(1.0, 0.1, 0.01, 0.001, 0.0001)
-LAYOUT = SMOLLM_135M.layout(16)
+LAYOUT = SHAPES["smollm2-135m"].layout(16)
 
 
 def sampling(index: int, seed: int = 7) -> Sampling:
@@ -43,7 +43,7 @@ def test_a_step_takes_the_time_of_its_model() -> None:
 
 
 def test_copies_to_and_from_host_memory_are_added() -> None:
-    one = executor(host=SimHostMemory(4, copy_s=0.25))
+    one = executor(num_host_slots=4, host_copy_s=0.25)
     plan = StepPlan(0, (piece(9, (1,), sampling(0)),))
     copies = {"spills": ((BlockId(1), HostSlot(0)), (BlockId(2), HostSlot(1))), "fills": ((HostSlot(2), BlockId(3)),)}
     assert one.num_host_slots == 4

@@ -9,7 +9,7 @@ from tandem.core.slo import Slo
 from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.cost.hardware import H200
-from tandem.sim.cost.model_shapes import LLAMA_8B, QWEN_8B
+from tandem.sim.cost.model_shapes import LLAMA_8B, SHAPES
 from tandem.sim.cost.roofline import COMPARED, SERVING, Compared, Efficiency, Roofline, fidelity
 from tandem.sim.simulate import simulate
 from tandem.workload.mix import RequestClass, poisson
@@ -38,5 +38,5 @@ def test_nothing_is_claimed_beyond_what_was_compared() -> None:
     compared = fidelity(Roofline(LLAMA_8B, H200, 1, SERVING, "fp8", "fp8"))
     assert compared.startswith("-11% to +17%") and "12 figures" in compared
     assert fidelity(Roofline(LLAMA_8B, H200, 1, SERVING)).startswith("unknown for this model")
-    assert fidelity(Roofline(QWEN_8B, H200, 1, SERVING, "fp8", "fp8")).startswith("unknown for this model")
+    assert fidelity(Roofline(SHAPES["qwen3-8b"], H200, 1, SERVING, "fp8", "fp8")).startswith("unknown for this model")
     assert fidelity(Roofline(LLAMA_8B, H200, 1, Efficiency())).startswith("unknown: nothing was compared")

@@ -17,8 +17,7 @@ from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.engine.step_log import LoggedStep, StepLog, encode_head, encode_step
 from tandem.sched.state.schedule_result import StepRecord
 from tandem.sim.cost.residuals import Residuals, always, kind_of, residuals_of
-from tandem.sim.machines.fit import fit_worker
-from tandem.sim.machines.profile import decode_profile, encode_profile
+from tandem.sim.machines.profile import decode_profile, encode_profile, fit_worker
 from tandem.workload import seeded_random
 from tests.simulation.clusters import LAPTOP
 from tests.unit.engine.test_step_log import HEAD

@@ -16,12 +16,11 @@ from tandem.core.ids import HandoffId, RequestId
 from tandem.core.request import GenerateJob, RemotePrefix, Request, SamplingParams
 from tandem.core.worker_load import WorkerLoad
 from tandem.sim.cluster.fabric import Fabric
-from tandem.sim.cluster.lookahead import StepRun
 from tandem.sim.cluster.network import Network
 from tandem.sim.cluster.prefix_index import SimIndex
-from tandem.sim.cluster.worker import SimWorker
-from tandem.sim.cost.model_shapes import SMOLLM_135M
-from tandem.sim.kernel.event_queue import Actor, EventDigest, SimEventQueue, combined
+from tandem.sim.cluster.worker import SimWorker, StepRun
+from tandem.sim.cost.model_shapes import SHAPES
+from tandem.sim.kernel.event_queue import Actor, SimEventQueue, combined
 from tests.effort import effort
 from tests.simulation.clusters import LAPTOP, slow_spec
 
@@ -33,7 +32,7 @@ class Ears:
     """A `Listener` that records what it receives, with the time."""
 
     now: Callable[[], float]
-    party: Actor = field(default_factory=lambda: Actor(0, EventDigest()))
+    party: Actor = field(default_factory=lambda: Actor(0))
     events: list[tuple[float, JobEvent]] = field(default_factory=list)
 
     def streamed(self, worker: object, stretch: StepRun) -> None:
@@ -58,7 +57,7 @@ class Rig:
         fabric = Fabric(self.agenda, READ_LATENCY_S)
         self.network = Network(self.agenda, fabric, LATENCY_S, SimIndex(self.agenda, 0.05))
         self.ears = Ears(lambda: self.agenda.now)
-        block_bytes = SMOLLM_135M.layout(16).block_bytes
+        block_bytes = SHAPES["smollm2-135m"].layout(16).block_bytes
         config = Config(
             engine=EngineConfig(
                 host_cache_memory=Bytes(num_host_blocks * block_bytes),
@@ -68,9 +67,7 @@ class Rig:
             worker=WorkerConfig(queue_horizon_ms=1e6),  # no gateway in which jobs could wait
         )
         spec = slow_spec(bandwidth=bandwidth, max_run=max_run, num_blocks=num_blocks, config=config, host_bandwidth=1e9)
-        self.workers = [
-            SimWorker(self.agenda, spec, f"w{i}", self.network, 0, Actor(1 + i, EventDigest())) for i in range(2)
-        ]
+        self.workers = [SimWorker(self.agenda, spec, f"w{i}", self.network, 0, Actor(1 + i)) for i in range(2)]
         self.network.attach(self.workers, [self.ears])
 
     def submit(self, at_s: float, worker: int, name: str, num_prompt: int, max_tokens: int, source: int = -1) -> None:

@@ -11,8 +11,7 @@ from tandem.core.config import GatewayConfig
 from tandem.core.slo import Slo
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.cluster import SimCluster
-from tandem.sim.report.latency_stats import LatencyStats
-from tandem.sim.report.report import report
+from tandem.sim.report.report import LatencyStats, report
 from tandem.sim.report.time_series import MAX_POINTS, Series
 from tandem.sim.simulate import simulate
 from tandem.workload.mix import RequestClass, poisson

@@ -8,10 +8,10 @@ import pytest
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.sim.cluster.fabric import Fabric
-from tandem.sim.kernel.event_queue import Actor, EventDigest, SimEventQueue
+from tandem.sim.kernel.event_queue import Actor, SimEventQueue
 
 A, B, C, D = (WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1") for name in "abcd")
-PARTY = Actor(0, EventDigest())
+PARTY = Actor(0)
 
 
 def ends(*reads: tuple[float, WorkerRef, WorkerRef, int], latency_s: float = 0.0) -> Sequence[float]:

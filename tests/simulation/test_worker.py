@@ -17,14 +17,13 @@ from tandem.core.request import GenerateJob, Request, SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.engine.effects import Effect
-from tandem.sim.cluster.lookahead import StepRun
-from tandem.sim.cluster.worker import SimWorker
-from tandem.sim.cost.model_shapes import SMOLLM_135M
+from tandem.sim.cluster.worker import SimWorker, StepRun
+from tandem.sim.cost.model_shapes import SHAPES
 from tandem.sim.cost.residuals import always
-from tandem.sim.kernel.event_queue import Actor, EventDigest, SimEventQueue
+from tandem.sim.kernel.event_queue import Actor, SimEventQueue
 from tests.simulation.clusters import LAPTOP, slow_spec
 
-PARTY = Actor(0, EventDigest())
+PARTY = Actor(0)
 
 
 class Notes:
@@ -110,7 +109,7 @@ def test_a_load_is_reported_when_it_has_changed() -> None:
 def test_prompts_that_take_turns_find_their_beginnings_in_host_memory(num_host_slots: int) -> None:
     """Three prompts of 62 blocks on a pool of 100, one after another and round about, twice."""
     agenda, notes = SimEventQueue(), Notes(SimEventQueue())
-    layout = SMOLLM_135M.layout(16)
+    layout = SHAPES["smollm2-135m"].layout(16)
     config = Config(engine=EngineConfig(host_cache_memory=Bytes(num_host_slots * layout.block_bytes)))
     spec = slow_spec(num_blocks=100, config=config, host_bandwidth=1e9)
     worker = SimWorker(agenda, spec, "w", notes, seed=0, party=PARTY)

@@ -11,8 +11,7 @@ from pathlib import Path
 from tandem.cli.simulate_setup import refuse
 from tandem.core.settings import Resolved
 from tandem.engine.step_log import StepLog, decode_log
-from tandem.sim.machines.fit import FitQuality, fit_worker
-from tandem.sim.machines.profile import Profile, WorkerProfile, encode_profile, pool_named
+from tandem.sim.machines.profile import FitQuality, Profile, WorkerProfile, encode_profile, fit_worker, pool_named
 
 
 def run(_resolved: Resolved, args: argparse.Namespace) -> int:

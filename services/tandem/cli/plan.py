@@ -161,7 +161,8 @@ def _document(
         "winner": None if winner is None else _found(winner),
         "runner_up": None if runner_up is None else _found(runner_up),
         "tried": [
-            {"recipe": str(r), "numbers": n, "cost": r.cost(n), **_verdict(verdict)} for r, n, verdict in plan.tried
+            {"recipe": str(r), "numbers": n, "cost": r.cost(n), **_verdict(verdict)}
+            for (r, n), verdict in plan.tried.items()
         ],
         "never": [{"recipe": str(never.recipe), "reason": never.reason} for never in plan.never],
         "break_even": {

@@ -24,11 +24,9 @@ from tandem.sim.cluster.cluster import SimCluster
 from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.machines.deployment import Deployment, parse_pools
 from tandem.sim.report import table
-from tandem.sim.report.latency_stats import GroupTally, LatencyStats
-from tandem.sim.report.report import ALL, SimulationReport
+from tandem.sim.report.report import ALL, GroupTally, LatencyStats, SimulationReport
 from tandem.sim.report.time_series import Series
-from tandem.sim.scaling.autoscale import ElasticRun, ScalerAdapter, format_run, simulate_elastic
-from tandem.sim.scaling.autoscaled_cluster import ROLES, Autoscaler, ElasticSpec
+from tandem.sim.scaling.autoscale import ROLES, Autoscaler, ElasticRun, ElasticSpec, ScalerAdapter, simulate_elastic
 from tandem.sim.scaling.queue_scaler import QueuePolicy, QueueScaler
 from tandem.sim.simulate import rare_garbage_collection, simulate
 
@@ -156,7 +154,7 @@ def _run_autoscaled(
             raise simulate_setup.refuse(str(error)) from error
     heading = f"{args.workload}, seed {args.seed}: {args.autoscale}, beginning with {deployment}"
     facts = table.facts(deployment.machine.about)
-    print(f"{heading}\n\n{format_run(done, slo)}\n{facts}")  # noqa: T201 - the command's output
+    print(f"{heading}\n\n{done.describe(slo)}\n{facts}")  # noqa: T201 - the command's output
     if path is not None:
         decisions = scaler.decisions if isinstance(scaler, ScalerAdapter) else ()
         simulate_setup.write_json(path, _autoscale_document(args, done, decisions))

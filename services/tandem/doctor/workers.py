@@ -210,7 +210,6 @@ def _role_finding(model: str, workers: Sequence[WorkerFacts], draining: Sequence
     summary = f"{model}: {roles}, and no worker of their kind {lacks}: no request is disaggregated"
     fix = f"start a worker with --pool {other}, or run `tandem role WORKER {other}`"
     if draining:
-        fix += (
-            f"; {', '.join(draining)} drain{'' if len(draining) > 1 else 's'}: `tandem drain WORKER --undo` ends that"
-        )
+        verb = "drain" if len(draining) > 1 else "drains"
+        fix += f"; {', '.join(draining)} {verb}: `tandem drain WORKER --undo` ends that"
     return wrong("roles", summary, fix, is_fatal=disaggregation == "strict")

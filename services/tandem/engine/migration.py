@@ -33,10 +33,10 @@ from tandem.sched.state.sequence import Sequence as Seq
 class Migrations:
     """Offer running and preempted sequences to other workers, and keep each offer until it is taken or void.
 
-    `offer_all` offers all running sequences between `begin_drain` and `end_drain`, `offer` a single sequence. The class also
-    owns `Sequence.migration_state`; besides it only the plan that freezes a sequence writes that field. `num_migrated`:
-    sequences that other workers took over since the start of the drain. `num_requeued`: choices that failed as DRAINING
-    since then, because they had nothing to migrate or blocked others.
+    `offer_all` offers all running sequences between `begin_drain` and `end_drain`, `offer` a single sequence. The class
+    also owns `Sequence.migration_state`; besides it only the plan that freezes a sequence writes that field.
+    `num_migrated`: sequences that other workers took over since the start of the drain. `num_requeued`: choices that
+    failed as DRAINING since then, because they had nothing to migrate or blocked others.
     """
 
     def __init__(self, state: SchedulerState, producer: KVProducer) -> None:
@@ -115,7 +115,7 @@ class Migrations:
             self._void(job, now)
 
     def end_drain(self) -> None:
-        """End the drain: running sequences stay here, but for those that are offered already, and counting starts anew."""
+        """End the drain: running sequences that are not offered yet stay here, and both numbers start anew."""
         self.is_draining = False
         self.num_migrated = self.num_requeued = 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -45,10 +46,8 @@ class LeaseKeeper:
         The Lease is not given up at the end, because a decision may still be in progress; call `resign` for that."""
         while not stopped.is_set():
             await asyncio.to_thread(self.look)
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), self.election.period_s)
-            except TimeoutError:
-                continue
 
     def look(self) -> None:
         """Read the Lease once, and renew or take it if the election allows that.

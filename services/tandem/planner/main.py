@@ -30,12 +30,12 @@ from tandem.planner.planner_loop import Loop, Planner
 from tandem.planner.planner_metrics import PlannerMetrics
 from tandem.planner.pod_drain import PodDrain
 from tandem.planner.pod_watch import PodInformer
-from tandem.planner.policy import targets_of
 from tandem.planner.ray_cluster import ClusterFinder
 from tandem.planner.raycluster_actuator import RayClusterActuator, Retries
 from tandem.planner.serve_actuator import ServeActuator
 from tandem.planner.worker_inventory import WorkerInventory
 from tandem.scaling.scaler import Scaler
+from tandem.sched.state.slo_targets import LatencyTargets
 from tandem.stores.demand_store import DemandStore
 from tandem.stores.redis_client import RedisHealth
 from tandem.stores.replica_targets import ReplicaTargets
@@ -71,7 +71,7 @@ class Program:
         self._api: Any = None
         self._metrics = PlannerMetrics(self._telemetry.metrics, lambda: self.actuator.leads)
         self.actuator: Actuator = self._actuator()
-        scaler = Scaler(config.planner, targets_of(config.slo))
+        scaler = Scaler(config.planner, LatencyTargets.of(config.slo).interactive.slo)
         planner = Planner(
             config.planner, self._demand_store, self._inventory, scaler, self.actuator, self._clock,
             own_model=config.model.served_names[0],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from opentelemetry.context import Context
@@ -18,8 +19,7 @@ from tandem.planner.actuator import Actuator, ActuatorFailed
 from tandem.planner.demand_delta import DemandDelta, DemandDeltaResult
 from tandem.planner.plan_report import PlanReport
 from tandem.planner.planner_metrics import PlannerMetrics
-from tandem.planner.policy import most_of
-from tandem.planner.pool_targets import compute_targets
+from tandem.planner.pool_targets import compute_targets, most_of
 from tandem.planner.worker_inventory import WorkerInventory
 from tandem.scaling.scaler import Scaler, pause_s
 from tandem.scaling.worker_state import WorkerState, build_observation
@@ -71,14 +71,15 @@ class Planner:
         began, at = self.clock.now(), wall_ns() / 1e9
         try:
             plan = await self._decide(at)
-        except ObservationError as reason:
+        except (ObservationError, ActuatorFailed) as reason:
             plan = PlanReport(
                 at=at, model=self.config.model, outcome="held_back", leads=self.actuator.leads, notes=(str(reason),)
             )
         return replace(plan, seconds=self.clock.now() - began)
 
     async def _decide(self, at: float) -> PlanReport:
-        """Observe the cluster, decide, and apply the decision. Raises ObservationError."""
+        """Observe the cluster, decide, and apply the decision. Raises ObservationError, and ActuatorFailed when the
+        actuator cannot say what is starting."""
         try:
             records = await self.demand_store.read()
             workers = await self.inventory.look()
@@ -91,10 +92,7 @@ class Planner:
         problem = problem_of(own_workers, may_sleep=may_sleep)
         if problem:
             raise ObservationError(problem)
-        try:
-            starting = await self.actuator.starting(model, workers)
-        except ActuatorFailed as error:
-            raise ObservationError(str(error)) from error
+        starting = await self.actuator.starting(model, workers)
         if not own_workers and not {"prefill", "decode"} <= starting.keys():
             # Perhaps Redis has restarted empty, and workers serve: their number must not become 0.
             raise ObservationError("no worker is registered, and how many are to run is not known")
@@ -106,7 +104,7 @@ class Planner:
         plan = PlanReport(
             at=at,
             model=model,
-            outcome="held_back" if decision.is_held_back else "explained",
+            outcome="held_back" if decision.held_back else "explained",
             leads=self.actuator.leads,
             num_gateways=delta.num_gateways,
             observed=observed,
@@ -122,7 +120,7 @@ class Planner:
             done = await self.actuator.carry_out(model, targets, decision.reasons, workers)
         except ActuatorFailed as error:
             return replace(plan, outcome="failed", notes=(*plan.notes, str(error)), leads=self.actuator.leads)
-        outcome = "held_back" if done.outcome == "carried_out" and decision.is_held_back else done.outcome
+        outcome = "held_back" if done.outcome == "carried_out" and decision.held_back else done.outcome
         notes = (*plan.notes, *done.notes)
         return replace(plan, outcome=outcome, replicas=done.replicas, notes=notes, leads=self.actuator.leads)
 
@@ -150,10 +148,8 @@ class Loop:
                 seconds = pause_s((await self.once()).observed, self.interval_s)
             except Exception:
                 _log.exception("the planner failed to decide and decides again in %g s", seconds)
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(stopped.wait(), seconds)
-            except TimeoutError:
-                continue
 
     async def once(self) -> PlanReport:
         span = self.tracer.start_span("plan", Context())
@@ -168,13 +164,9 @@ class Loop:
 
     def _log(self, plan: PlanReport) -> None:
         """Log a plan; at level DEBUG if it equals the previous one."""
-        level = (
-            logging.DEBUG
-            if plan.summary == self._last_summary
-            else logging.WARNING
-            if plan.outcome == "failed"
-            else logging.INFO
-        )
+        level = logging.WARNING if plan.outcome == "failed" else logging.INFO
+        if plan.summary == self._last_summary:
+            level = logging.DEBUG
         self._last_summary = plan.summary
         if _log.isEnabledFor(level):
             words = "; ".join(plan.sentences)

@@ -50,4 +50,4 @@ class PlannerMetrics:
 
     def _held_back(self) -> Mapping[Values, float]:
         last = self._last
-        return {} if last is None else {(): float(last.decision is None or last.decision.is_held_back)}
+        return {} if last is None else {(): float(last.decision is None or bool(last.decision.held_back))}

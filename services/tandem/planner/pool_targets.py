@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from tandem.core.config import PlannerConfig
 from tandem.scaling.decision import Decision, ReplicaTarget, RoleChange
 from tandem.scaling.worker_state import WorkerState
 
@@ -20,6 +21,15 @@ class PoolTargets(NamedTuple):
     changed: dict[WorkerState, str]
 
 
+def most_of(planner: PlannerConfig) -> dict[str, int]:
+    """Return the largest number of workers of each pool that has a bound, by the role of the pool.
+
+    A pool without a bound is missing. The result is empty unless `planner.change_roles` is set, because the bounds are
+    used only to choose workers that return to the role of their pool, which is a role change."""
+    most = {"prefill": planner.max_prefill, "decode": planner.max_decode} if planner.change_roles else {}
+    return {pool: number for pool, number in most.items() if number}
+
+
 def compute_targets(
     decision: Decision, workers: Sequence[WorkerState], starting: Mapping[str, int], most: Mapping[str, int]
 ) -> PoolTargets:
@@ -30,7 +40,7 @@ def compute_targets(
     largest number of workers by pool; a pool that is missing is unbounded."""
     changed = chosen_for(decision.changes, workers)
     replicas = pool_targets(decision.target, workers, starting, changed)
-    returning = {} if decision.is_held_back else _returning(replicas, workers, changed, most)
+    returning = {} if decision.held_back else _returning(replicas, workers, changed, most)
     if returning:
         changed |= returning
         replicas = pool_targets(decision.target, workers, starting, changed)
@@ -45,11 +55,7 @@ def chosen_for(changes: Sequence[RoleChange], workers: Sequence[WorkerState]) ->
     workers that do not answer keep their role, so fewer may be chosen than `changes` require."""
     found: dict[WorkerState, str] = {}
     for change in changes:
-        candidates = [
-            worker for worker in workers
-            if worker.role == change.source and worker.load is not None
-            and not worker.is_draining and worker not in found
-        ]  # fmt: skip
+        candidates = _serving(workers, change.source, found)
         candidates.sort(key=lambda worker: (worker.pool != change.to, worker.num_jobs, worker.ref.id))
         found |= dict.fromkeys(candidates[: change.number], str(change.to))
     return found
@@ -98,11 +104,14 @@ def _returning(
     for pool, other in (("prefill", "decode"), ("decode", "prefill")):
         excess = replicas[pool] - most.get(pool, replicas[pool])
         room = most.get(other, replicas[other] + excess) - replicas[other]
-        serving = [
-            worker for worker in workers
-            if worker.role == other and worker.load is not None and not worker.is_draining and worker not in changed
-        ]  # fmt: skip
+        serving = _serving(workers, other, changed)
         reassigned = [worker for worker in serving if worker.pool == pool]
         reassigned.sort(key=lambda worker: (worker.num_jobs, worker.ref.id))
         found |= dict.fromkeys(reassigned[: max(0, min(excess, room, len(serving) - 1))], pool)
     return found
+
+
+def _serving(workers: Sequence[WorkerState], role: str, changed: Mapping[WorkerState, str]) -> list[WorkerState]:
+    """Return the workers that answer and serve in `role`, without those that drain or whose role changes."""
+    answering = [worker for worker in workers if worker.role == role and worker.load is not None]
+    return [worker for worker in answering if not worker.is_draining and worker not in changed]

@@ -19,8 +19,7 @@ class Demand:
     - `num_served`: requests that had a first token. Averages of fields that are counted later are over these, because
       rejected requests show nothing about output lengths. None: not counted, and averages are over arrivals.
     - `num_cached_tokens`: input tokens found in prefix caches.
-    - `num_prefill_pairs`: sum over prompts of the (token computed, token it attends to) pairs, as in `StepFeatures`;
-      None: not counted.
+    - `num_prefill_pairs`: sum over prompts of the (token computed, token it attends to) pairs, as in `StepFeatures`.
     - `num_late_ttft`: requests whose first token was after its target. `num_gaps`: times between two consecutive tokens
       of a request; `num_late_gaps`: how many of these exceeded their target.
     - `num_failed`: requests for which the cluster had no capacity.
@@ -31,7 +30,7 @@ class Demand:
     num_input_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
-    num_prefill_pairs: int | None = None
+    num_prefill_pairs: int = 0
     num_served: int | None = None
     num_late_ttft: int = 0
     num_late_gaps: int = 0

@@ -68,9 +68,3 @@ class Decision:
     forecast: DemandForecast | None
     reasons: tuple[str, ...]
     held_back: str = ""
-
-    @property
-    def is_held_back(self) -> bool:
-        """Return whether the decision keeps the current workers, within the bounds of the settings, whatever the demand
-        is; `held_back` is the reason."""
-        return bool(self.held_back)

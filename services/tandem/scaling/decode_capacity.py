@@ -9,7 +9,6 @@ import math
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from tandem.core.step_cost import StepFeatures
 from tandem.scaling.cluster_state import WorkerCapacity
 
 KV_SHARE = 0.9
@@ -30,20 +29,12 @@ class DecodeDemand:
     dispersion: float = 1.0
 
 
-def step_s(worker: WorkerCapacity, batch: float, context: float) -> float:
-    """Return the seconds that `worker` takes for a step that decodes `batch` sequences, each of which attends to
-    `context` tokens."""
-    alone = worker.cost.predict(StepFeatures())
-    return alone + batch * _each_s(worker, context)
+def alone_s(worker: WorkerCapacity, context: float) -> float:
+    """Return the seconds that `worker` takes for a step that decodes only one sequence, of `context` tokens.
 
-
-def is_in_reach(worker: WorkerCapacity, context: float, itl_s: float) -> bool:
-    """Return whether `worker` can meet a target of `itl_s` seconds between tokens at all, with one sequence of
-    `context` tokens.
-
-    If it cannot, no number of workers meets the target.
+    If a target for the time between tokens is shorter, no number of workers meets it.
     """
-    return worker.cost.base_s + _each_s(worker, context) <= itl_s
+    return worker.cost.base_s + _each_s(worker, context)
 
 
 def largest_batch(worker: WorkerCapacity, context: float, itl_s: float | None) -> int:
@@ -57,7 +48,7 @@ def largest_batch(worker: WorkerCapacity, context: float, itl_s: float | None) -
     num_blocks = max(1.0, context / worker.block_size)
     max_batch = min(float(worker.max_num_seqs), KV_SHARE * worker.num_blocks / num_blocks)
     each_s = _each_s(worker, context)
-    if itl_s is not None and each_s > 0 and is_in_reach(worker, context, itl_s):
+    if itl_s is not None and each_s > 0 and alone_s(worker, context) <= itl_s:
         max_batch = min(max_batch, (itl_s - worker.cost.base_s) / each_s)
     return max(1, math.floor(max_batch))
 

@@ -45,9 +45,6 @@ class History:
         while self._intervals[0][0] <= at - self._window_s and len(self._intervals) > 1:
             self._intervals.popleft()
 
-    def __len__(self) -> int:
-        return len(self._intervals)
-
     @property
     def total(self) -> Demand:
         """Return the sum over all intervals. Raises TypeError when there is none."""

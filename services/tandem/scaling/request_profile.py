@@ -26,19 +26,14 @@ class RequestProfile:
         """Return the averages per request of `total`, the demand of a window.
 
         Cached tokens are averaged over served requests, and computed tokens are the rest of the prompt, because cache
-        hits are counted later than arrivals. Where pairs are not counted, prompt lengths are assumed to be
-        exponentially distributed.
+        hits are counted later than arrivals.
         """
         num_requests = max(1, total.num_requests)
         num_served = num_requests if total.num_served is None else max(1, total.num_served)
         num_prompt = total.num_input_tokens / num_requests
         num_cached = min(num_prompt, total.num_cached_tokens / num_served)
         num_fresh = num_prompt - num_cached
-        num_pairs = (
-            num_fresh * num_cached + num_fresh * num_fresh
-            if total.num_prefill_pairs is None
-            else total.num_prefill_pairs / num_served
-        )
+        num_pairs = total.num_prefill_pairs / num_served
         return cls(num_fresh, num_cached, num_pairs, total.num_output_tokens / num_served)
 
     @property

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tandem.core.config import PlannerConfig
 from tandem.core.slo import Slo
 from tandem.scaling import burst_replay
 from tandem.scaling.cluster_state import ClusterState, Demand, PoolState, WorkerCapacity
 from tandem.scaling.decision import Decision, DemandForecast, ReplicaTarget, RoleChange
-from tandem.scaling.decode_capacity import DecodeDemand, decode_workers, is_in_reach, largest_batch, step_s
+from tandem.scaling.decode_capacity import DecodeDemand, alone_s, decode_workers, largest_batch
 from tandem.scaling.forecast import History, dispersion, expected_level, expected_rate
 from tandem.scaling.model_correction import Correction
 from tandem.scaling.queueing import ServiceDemand, least_workers
@@ -82,39 +82,27 @@ class StabilizationWindow:
     def __init__(self, hold_s: float, gap_s: float) -> None:
         self._hold_s = hold_s
         self._gap_s = gap_s
-        self._since: float | None = None
-        self._last = 0.0
-        self._highest: deque[tuple[float, int]] = deque()
-        """(time, need) with falling needs: each the highest from its time on."""
+        self._since = 0.0
+        self._needs: deque[tuple[float, int]] = deque()
+        """(time, need) of the last `hold_s` seconds."""
 
     def add(self, at: float, number: int) -> None:
         """Add the number of workers that is needed at the time `at`."""
-        if self._since is None or at - self._last > self._gap_s:
+        if not self._needs or at - self._needs[-1][0] > self._gap_s:
             self._since = at
-            self._highest.clear()
-        self._last = at
-        while self._highest and self._highest[-1][1] <= number:
-            self._highest.pop()
-        self._highest.append((at, number))
-        while self._highest[0][0] < at - self._hold_s:
-            self._highest.popleft()
+            self._needs.clear()
+        self._needs.append((at, number))
+        while self._needs[0][0] < at - self._hold_s:
+            self._needs.popleft()
 
     def settled(self, current: int) -> int:
         """Return the number of workers that the role should have, given the needs added so far; `current`, its present
         number, where no need was added."""
-        if self._since is None:
+        if not self._needs:
             return current
-        if self._last - self._since < self._hold_s:
-            return max(current, self._highest[-1][1])
-        return self._highest[0][1] if self._highest[0][1] < current else max(current, self._highest[-1][1])
-
-
-@dataclass(frozen=True, slots=True)
-class _Workers:
-    """Capacities of a prefill worker and of a decode worker."""
-
-    prefill: WorkerCapacity
-    decode: WorkerCapacity
+        last, need = self._needs[-1]
+        highest = max(number for _, number in self._needs)
+        return highest if highest < current and last - self._since >= self._hold_s else max(current, need)
 
 
 class Scaler:
@@ -137,7 +125,8 @@ class Scaler:
             StabilizationWindow(min(policy.start_s, policy.scale_down_s), gap_s) for _ in ReplicaTarget._fields
         )
         self._corrections = tuple(Correction(policy.start_s, self._tolerated) for _ in ReplicaTarget._fields)
-        self._workers: _Workers | None = None
+        self._prefill_worker: WorkerCapacity | None = None
+        self._decode_worker: WorkerCapacity | None = None
         self._last_bounded = ReplicaTarget(0, 0)
         self._at = -math.inf
         self._busy_at: float | None = None
@@ -156,35 +145,29 @@ class Scaler:
         workers, raised or reduced to the bounds of the settings. It is not held back where requests wait and a role has
         no worker: that role then gets its first worker.
         """
-        self._learn(state)
+        # They stay known while there is no worker, and stand in for each other until both are known.
+        self._prefill_worker = state.prefill_worker or self._prefill_worker or state.decode_worker
+        self._decode_worker = state.decode_worker or self._decode_worker or state.prefill_worker
         self._note_requests(state)
         reason = self._why_not(state)
         if reason:
             return self._hold(state, reason)
-        assert state.demand is not None and self._workers is not None
+        assert state.demand is not None and self._prefill_worker is not None and self._decode_worker is not None
         self._at = state.at
         self._history.add(state.at, state.demand)
         self._past.add(state.at, state.demand)
         self._correct(state, state.demand)
-        forecast, needed = self._needed(state, self._workers)
+        forecast, needed = self._needed(state, self._prefill_worker, self._decode_worker)
         return self._settle(state, forecast, needed)
 
     # ---- preconditions
-
-    def _learn(self, state: ClusterState) -> None:
-        """Store the workers' capacities; they stay known while there is no worker."""
-        known = self._workers
-        prefill = state.prefill_worker or (known.prefill if known else None) or state.decode_worker
-        decode = state.decode_worker or (known.decode if known else None) or state.prefill_worker
-        if prefill is not None and decode is not None:
-            self._workers = _Workers(prefill, decode)
 
     def _why_not(self, state: ClusterState) -> str:
         if not state.at > self._at:
             return f"the observation of {state.at:g} s is not newer than the one before"
         if state.demand is None or state.demand.seconds <= 0:
             return "no gateway has reported its demand"
-        if self._workers is None:
+        if self._prefill_worker is None:
             return "no worker has reported its step costs"
         return ""
 
@@ -225,8 +208,9 @@ class Scaler:
 
     def _correct(self, state: ClusterState, demand: Demand) -> None:
         pools = (state.prefill, state.decode)
-        had_enough = all(pool.num_serving >= expected for pool, expected in zip(pools, self._last_bounded, strict=True))
-        if any(not pool.num_serving and expected for pool, expected in zip(pools, self._last_bounded, strict=True)):
+        expected = tuple(zip(pools, self._last_bounded, strict=True))
+        had_enough = all(pool.num_serving >= number for pool, number in expected)
+        if any(number and not pool.num_serving for pool, number in expected):
             self._lacked_at = state.at
         # Requests that waited for the first worker are late, and end some time after it serves.
         had_enough = had_enough and state.at - self._lacked_at >= self._policy.start_s
@@ -235,7 +219,9 @@ class Scaler:
         for correction, (num_late, num_all) in zip(self._corrections, counts, strict=True):
             correction.add(state.at, num_late, num_all, had_enough=had_enough)
 
-    def _needed(self, state: ClusterState, workers: _Workers) -> tuple[DemandForecast, ReplicaTarget]:
+    def _needed(
+        self, state: ClusterState, prefill_worker: WorkerCapacity, decode_worker: WorkerCapacity
+    ) -> tuple[DemandForecast, ReplicaTarget]:
         policy = self._policy
         profile = RequestProfile.of(self._history.total)
         arrivals = self._history.samples(lambda demand: demand.num_requests)
@@ -245,17 +231,16 @@ class Scaler:
         num_prompt = profile.num_fresh + profile.num_cached
         # Prompts that are longer at present count as more prompts.
         prompt_demand = prompt_work(
-            workers.prefill, profile, max(rate, tokens / num_prompt if num_prompt else 0.0), burstiness
+            prefill_worker, profile, max(rate, tokens / num_prompt if num_prompt else 0.0), burstiness
         )
         factors = [correction.factor for correction in self._corrections]
-        prefill = self._prefill(state, prompt_demand, workers.prefill, factors[0])
+        prefill = self._prefill(state, prompt_demand, prefill_worker, factors[0])
         decode_rate = expected_rate(arrivals, policy.start_s)
         steps = DecodeDemand(decode_rate * factors[1], max(0.0, profile.num_output - 1), profile.context, burstiness)
-        decode, num_concurrent = decode_workers(
-            workers.decode, steps, self._slo.itl_s, self._tolerated, policy.headroom
-        )
+        itl_s = self._slo.itl_s
+        decode, num_concurrent = decode_workers(decode_worker, steps, itl_s, self._tolerated, policy.headroom)
         running = state.num_running_seqs + state.num_queued_requests
-        decode = max(decode, math.ceil(running / largest_batch(workers.decode, profile.context, self._slo.itl_s)))
+        decode = max(decode, math.ceil(running / largest_batch(decode_worker, profile.context, itl_s)))
         forecast = DemandForecast(
             request_rate=rate, input_rate=prompt_demand.rate * profile.num_fresh,
             output_rate=decode_rate * profile.num_output,
@@ -320,12 +305,11 @@ class Scaler:
         )
 
     def _why_late(self, forecast: DemandForecast) -> tuple[str, ...]:
-        itl_s = self._slo.itl_s
-        context = forecast.mean_context
-        worker = self._workers.decode if self._workers is not None else None
-        if itl_s is None or worker is None or is_in_reach(worker, context, itl_s):
+        assert self._decode_worker is not None
+        itl_s, seconds = self._slo.itl_s, alone_s(self._decode_worker, forecast.mean_context)
+        if itl_s is None or seconds <= itl_s:
             return ()
-        alone_ms = 1e3 * step_s(worker, 1, context)
+        alone_ms = 1e3 * seconds
         return (f"a sequence alone takes {alone_ms:.3g} ms a token, more than slo.itl_ms: no number of workers helps",)
 
     def _changes(self, state: ClusterState, current: ReplicaTarget, bounded: ReplicaTarget) -> tuple[RoleChange, ...]:
@@ -364,12 +348,8 @@ def _asleep(numbers: ReplicaTarget, least: ReplicaTarget) -> ReplicaTarget:
 
 
 def _after(current: ReplicaTarget, changes: tuple[RoleChange, ...]) -> ReplicaTarget:
-    prefill, decode = current
-    for change in changes:
-        sign = 1 if change.to == "prefill" else -1
-        prefill = prefill + sign * change.number
-        decode = decode - sign * change.number
-    return ReplicaTarget(prefill, decode)
+    to_prefill = sum(change.number if change.to == "prefill" else -change.number for change in changes)
+    return ReplicaTarget(current.prefill + to_prefill, current.decode - to_prefill)
 
 
 def _wakes(state: ClusterState, current: ReplicaTarget, target: ReplicaTarget) -> bool:

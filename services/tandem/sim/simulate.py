@@ -10,8 +10,7 @@ from tandem.core.slo import Slo
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.cluster import SimCluster
 from tandem.sim.cluster.cluster_spec import ClusterSpec
-from tandem.sim.report.latency_stats import LatencyStats
-from tandem.sim.report.report import SimulationReport, report
+from tandem.sim.report.report import LatencyStats, SimulationReport, report
 from tandem.sim.report.time_series import Series
 from tandem.workload.scheduled_request import ScheduledRequest
 

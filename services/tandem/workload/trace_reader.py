@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tandem.core.ids import OPEN_TENANT, RequestId, TenantId
+from tandem.core.lane import Lane
 from tandem.core.request import Request, SamplingParams
-from tandem.workload import seeded_random, tandem_trace
+from tandem.workload import seeded_random
 from tandem.workload.lengths import MAX_TOKENS
 from tandem.workload.scheduled_request import MODEL, ScheduledRequest
-from tandem.workload.trace_entry import PromptBlocks, TraceEntry
+from tandem.workload.trace_entry import Prompt, PromptBlocks, TraceEntry
 from tandem.workload.yaml_field import Field, refused
 
 CLASSES = ((1 << 10, "under 1K"), (8 << 10, "1K to 8K"), (32 << 10, "8K to 32K"))
@@ -30,6 +31,11 @@ LONGEST = "over 32K"
 MOONCAKE_BLOCK_SIZE = 512
 MOONCAKE_KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 AZURE_HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
+FORMAT = "tandem-requests"
+VERSION = 1
+_ALWAYS = ("due_s", "num_output_tokens")
+_PROMPT = ("num_prompt_tokens", "blocks", "prompt_tokens")
+_OPTIONAL = ("group", "tenant", "lane", "priority", *_PROMPT)
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
@@ -82,12 +88,12 @@ def _detect_format(path: Path) -> _TraceFormat:
         return _TraceFormat(True, _azure_entry)
     if first.text.startswith("{"):
         head = _json(first)
-        if head.value.get("format") == tandem_trace.FORMAT:
-            read_recorded = tandem_trace.reader(head)
-            return _TraceFormat(True, lambda line: read_recorded(_json(line)))
+        if head.value.get("format") == FORMAT:
+            block_size = _block_size(head)
+            return _TraceFormat(True, lambda line: _tandem_entry(line, block_size))
         if head.fields().keys() >= set(MOONCAKE_KEYS[:2]):
             return _TraceFormat(False, _mooncake_entry)
-    known = f"Mooncake's JSON lines, {AZURE_HEADER}, {tandem_trace.FORMAT}"
+    known = f"Mooncake's JSON lines, {AZURE_HEADER}, {FORMAT}"
     raise refused(str(path), f"is none of the traces that can be read: {known}; mixes are *.yaml")
 
 
@@ -160,6 +166,57 @@ def _scheduled(trace_entries: Iterable[TraceEntry], seed: int, speedup: float, s
 
 def _class_of(num_tokens: int) -> str:
     return next((name for limit, name in CLASSES if num_tokens < limit), LONGEST)
+
+
+def _block_size(header: Field) -> int:
+    """Check the header of a trace in Tandem's format and return the tokens of its blocks. Raises
+    TandemError(INVALID_REQUEST)."""
+    found = header.record(("format", "version", "block_size"))
+    if found["version"].value != VERSION:
+        raise found["version"].refused(f"must be {VERSION}")
+    return found["block_size"].whole(1, MAX_TOKENS)
+
+
+def _tandem_entry(line: _TraceLine, block_size: int) -> TraceEntry:
+    """Return the entry of a line of Tandem's own format of recorded requests. Raises TandemError(INVALID_REQUEST). An
+    output of 0 tokens becomes one of 1.
+
+    A trace consists of JSON lines. The first is the header: {"format": "tandem-requests", "version": 1, "block_size":
+    64}. Each other line is a request, in order of due time. It has the keys `due_s` and `num_output_tokens`, and
+    optionally `group`, `tenant`, `lane` and `priority`. The prompt is given in one of three forms: only its length as
+    `num_prompt_tokens`; this length and `blocks`, a list with an id for each block of the prompt, of which the last may
+    be shorter; or `prompt_tokens`, the ids of its tokens.
+    """
+    fields = _json(line)
+    found = fields.record(_ALWAYS, _OPTIONAL)
+    return TraceEntry(
+        due_us=round(found["due_s"].number() * 1e6),
+        prompt=_prompt(fields, found, block_size),
+        num_output_tokens=max(1, found["num_output_tokens"].whole(0, MAX_TOKENS)),
+        group=found["group"].text() if "group" in found else "",
+        tenant=found["tenant"].text() if "tenant" in found else "",
+        lane=found["lane"].lane() if "lane" in found else Lane.INTERACTIVE,
+        priority=found["priority"].whole(-(2**31), 2**31 - 1) if "priority" in found else 0,
+    )
+
+
+def _prompt(line: Field, found: dict[str, Field], block_size: int) -> Prompt:
+    match [key for key in _PROMPT if key in found]:
+        case ["prompt_tokens"]:
+            tokens = found["prompt_tokens"].wholes(0, 2**31 - 1)
+            if not 1 <= len(tokens) <= MAX_TOKENS:
+                raise refused(found["prompt_tokens"].place, f"must be 1 to {MAX_TOKENS} tokens, got {len(tokens)}")
+            return tokens
+        case ["num_prompt_tokens"]:
+            return found["num_prompt_tokens"].whole(1, MAX_TOKENS)
+        case ["num_prompt_tokens", "blocks"]:
+            num_tokens = found["num_prompt_tokens"].whole(1, MAX_TOKENS)
+            ids = found["blocks"].wholes(0, 2**64 - 1)
+            return found["blocks"].made(lambda: PromptBlocks(num_tokens, ids, block_size))
+        case found_keys:
+            raise refused(
+                line.place, f"a prompt is num_prompt_tokens, with blocks or without, or prompt_tokens, got {found_keys}"
+            )
 
 
 def _mooncake_entry(line: _TraceLine) -> TraceEntry:

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.core.config import PlannerConfig, SloConfig
+from tandem.core.config import PlannerConfig
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.slo import Slo
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
-from tandem.planner.policy import most_of, targets_of
-from tandem.planner.pool_targets import compute_targets
+from tandem.planner.pool_targets import compute_targets, most_of
 from tandem.scaling.cluster_state import Demand, WorkerCapacity
 from tandem.scaling.decision import Decision, ReplicaTarget, RoleChange
 from tandem.scaling.demand_totals import QueueBacklog
@@ -151,7 +151,7 @@ def test_every_fleet_reaches_enough_of_each_role_and_stays(oldest_go: bool) -> N
 
 def test_the_scaler_gets_its_target_from_a_full_pool() -> None:
     config = PlannerConfig(min_prefill=2, max_prefill=4, min_decode=3, max_decode=3)
-    scaler = Scaler(config, targets_of(SloConfig(ttft_ms=1500, itl_ms=50)))
+    scaler = Scaler(config, Slo(1.5, 0.05))
     fleet = list(REASSIGNED)
     seen: list[tuple[int, int]] = []
     for number in range(1, 200):

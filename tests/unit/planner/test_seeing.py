@@ -11,12 +11,12 @@ from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.planner.demand_delta import DemandDelta, DemandDeltaResult
 from tandem.planner.planner_loop import problem_of
-from tandem.planner.policy import targets_of
 from tandem.planner.pool_targets import chosen_for, pool_targets
 from tandem.scaling.cluster_state import PoolState, WorkerCapacity
 from tandem.scaling.decision import ReplicaTarget, RoleChange
 from tandem.scaling.demand_totals import DemandTotals, QueueBacklog
 from tandem.scaling.worker_state import WorkerState, build_observation
+from tandem.sched.state.slo_targets import LatencyTargets
 from tandem.stores.demand_store import DemandRecord
 
 WAITING = QueueBacklog(num_requests=2, num_tokens=40)
@@ -152,7 +152,7 @@ def test_who_changes_its_role() -> None:
 
 
 def test_a_target_of_zero_is_none() -> None:
-    slo = targets_of(SloConfig(ttft_ms=500, itl_ms=0))
+    slo = LatencyTargets.of(SloConfig(ttft_ms=500, itl_ms=0)).interactive.slo
     assert (slo.ttft_s, slo.itl_s) == (0.5, None)
 
 

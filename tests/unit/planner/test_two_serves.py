@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from tandem.core.config import PlannerConfig, SloConfig
+from tandem.core.config import PlannerConfig
 from tandem.core.ids import Incarnation, PlannerId, ServeId, WorkerId, WorkerRef
+from tandem.core.slo import Slo
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.planner import serve_policy
 from tandem.planner.actuator import ActuatorFailed
-from tandem.planner.policy import most_of, targets_of
-from tandem.planner.pool_targets import compute_targets
+from tandem.planner.pool_targets import compute_targets, most_of
 from tandem.planner.serve_actuator import ServeActuator
 from tandem.planner.serve_policy import ReplicaPolicy
 from tandem.scaling.cluster_state import Demand, WorkerCapacity
@@ -118,7 +118,7 @@ class Fleet:
         targets: Any = self.board
         unused: Any = None
         self._actuator = ServeActuator(PlannerId("p"), targets, unused, {})
-        self._scaler = Scaler(CONFIG, targets_of(SloConfig(ttft_ms=1500, itl_ms=50)))
+        self._scaler = Scaler(CONFIG, Slo(1.5, 0.05))
 
     async def run(self, seconds: float) -> list[list[int]]:
         """Run some steps; return how many workers each cluster intended to run at each step."""

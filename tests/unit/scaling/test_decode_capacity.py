@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from tandem.core.step_cost import StepCost
+from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.scaling.cluster_state import WorkerCapacity
-from tandem.scaling.decode_capacity import KV_SHARE, DecodeDemand, decode_workers, largest_batch, mean_batch, step_s
+from tandem.scaling.decode_capacity import KV_SHARE, DecodeDemand, decode_workers, largest_batch, mean_batch
 
 WORKER = WorkerCapacity(
     cost=StepCost(base_s=7e-3, prefill_token_s=2e-5, decode_seq_s=3e-5, decode_context_s=4e-8, prefill_pair_s=1e-9),
@@ -20,9 +20,14 @@ WORKER = WorkerCapacity(
 WORK = DecodeDemand(rate=20.0, num_steps=300.0, context=2000.0)
 
 
+def step_s(batch: float, context: float) -> float:
+    cost = WORKER.cost
+    return cost.predict(StepFeatures()) + batch * (cost.decode_seq_s + cost.decode_context_s * context)
+
+
 def test_the_largest_batch_just_keeps_the_target() -> None:
     number = largest_batch(WORKER, 500.0, 15e-3)
-    assert step_s(WORKER, number, 500.0) <= 15e-3 < step_s(WORKER, number + 1, 500.0)
+    assert step_s(number, 500.0) <= 15e-3 < step_s(number + 1, 500.0)
 
 
 def test_a_batch_fits_into_the_blocks_and_max_num_seqs() -> None:
@@ -41,7 +46,7 @@ def test_an_unreachable_target_adds_no_workers() -> None:
 def test_a_mean_batch_holds_the_steps_that_arrive_during_one() -> None:
     """Little's law: rate of steps = batch / seconds of a step."""
     batch = mean_batch(WORKER, WORK, 3)
-    assert batch / step_s(WORKER, batch, WORK.context) == pytest.approx(20.0 * 300.0 / 3)
+    assert batch / step_s(batch, WORK.context) == pytest.approx(20.0 * 300.0 / 3)
     assert mean_batch(WORKER, replace(WORK, rate=1e6), 3) == float("inf")
 
 

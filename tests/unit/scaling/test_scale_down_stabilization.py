@@ -128,7 +128,6 @@ def test_pairs_determine_the_variation_of_lengths() -> None:
     """Five prompts of 1,000 tokens and five of 3,000: a mean of 2,000, a variance of a million."""
     pairs = 5 * (1000**2 + 3000**2) // 2
     assert RequestProfile.of(demand(num_prefill_pairs=pairs)).length_scv == pytest.approx(0.25)
-    assert RequestProfile.of(demand()).length_scv == pytest.approx(1.0)
 
 
 def test_the_service_demand_of_a_prompt() -> None:

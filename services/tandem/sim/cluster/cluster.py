@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import count
 
 from tandem.core.events import Finished, Token
 from tandem.core.ids import RequestId, TenantId
 from tandem.core.request import Request
 from tandem.scaling.demand_totals import QueueBacklog, sum_backlogs
-from tandem.sim.cluster.client_streams import Delivery, ignore
-from tandem.sim.cluster.client_trace import ClientTrace
+from tandem.sim.cluster.client_trace import ClientTrace, ignore
 from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.fabric import Fabric
 from tandem.sim.cluster.faults import Fault, Faults
@@ -21,7 +21,7 @@ from tandem.sim.cluster.prefix_index import SimIndex
 from tandem.sim.cluster.worker import SimWorker, WorkerSpec
 from tandem.sim.cluster.worker_lifecycle import WorkerLifecycle
 from tandem.sim.cluster.worker_pool import PROBE
-from tandem.sim.kernel.event_queue import Actor, EventDigest, SimEventQueue, combined
+from tandem.sim.kernel.event_queue import Actor, SimEventQueue, combined
 from tandem.workload import seeded_random
 from tandem.workload.scheduled_request import MODEL, ScheduledRequest
 
@@ -35,33 +35,26 @@ class SimCluster:
 
     def __init__(self, spec: ClusterSpec) -> None:
         self._agenda = SimEventQueue()
-        self._clients = Actor(0, EventDigest())
+        self._clients = Actor(0)
         self.fabric = Fabric(self._agenda, spec.read_latency_s)
         self._network = Network(self._agenda, self.fabric, spec.latency_s, SimIndex(self._agenda, spec.index_delay_s))
-        first = 1 + spec.num_gateways
-        kinds = [kind for kind, number in spec.workers for _ in range(number)]
-        self.workers = [
-            SimWorker(self._agenda, kind, f"{kind.pool}-{i}", self._network, spec.seed, Actor(first + i, EventDigest()))
-            for i, kind in enumerate(kinds)
-        ]
-        delivery = Delivery(spec.delivery_s, spec.seed)
+        self._seed = spec.seed
+        self._ranks = count(1 + spec.num_gateways)
+        self._numbers = count()
+        self.workers = [self._new_worker(kind) for kind, number in spec.workers for _ in range(number)]
         self._gateways = [
-            SimGateway(self._agenda, self._network, self.workers, spec, delivery, Actor(1 + i, EventDigest()))
-            for i in range(spec.num_gateways)
+            SimGateway(self._agenda, self._network, self.workers, spec, Actor(1 + i)) for i in range(spec.num_gateways)
         ]
-        self._network.attach(self.workers, [gateway.reports for gateway in self._gateways])
+        self._network.attach(self.workers, self._gateways)
         self.gone: list[SimWorker] = []
         """Workers that were drained, in the order of their ends."""
-        self.on_preempted: Callable[[RequestId], None] | None = None
+        self.on_preempted: Callable[[RequestId], None] = ignore
         """Called with each request that a worker has preempted after its first output token, at the time at which the
         report reaches the request's gateway. Set it before `run`."""
         self.retry: Callable[[ScheduledRequest, ClientTrace], ScheduledRequest | None] = ignore
         """Returns what the client of a request that has failed or was closed sends in its place; None: nothing."""
-        self._num_named = len(kinds)
         self._num_open = 0
         """Requests that are running or scheduled."""
-        self._num_lives = first + len(kinds)
-        self._seed = spec.seed
         self._lives = WorkerLifecycle(self._agenda, self.fabric, self._network, self.workers, self._gateways)
         self._faults = Faults(self._lives, spec.gateway, self._gateway_of, self._revive)
 
@@ -110,7 +103,7 @@ class SimCluster:
         found: list[ClientTrace] = []
         for gateway in self._gateways:
             traces = gateway.streams.traces()
-            gateway.reports.catch_up(trace.id for trace in traces)
+            gateway.catch_up(trace.id for trace in traces)
             found += traces
         return found
 
@@ -165,7 +158,7 @@ class SimCluster:
             gateway.streams.delivered = delivered
             gateway.streams.computed = computed
             gateway.workers.goes_on = lambda: self._num_open > 0
-        self._watch_preemptions()
+            gateway.on_preempted = self.on_preempted
         self._close(closed_at)
         self._faults.schedule(faults, self._clients)
         schedule(next(upcoming, None), is_opening=True)
@@ -189,10 +182,7 @@ class SimCluster:
 
     def start(self, kind: WorkerSpec) -> SimWorker:
         """Start a worker with the spec `kind` and return it; it gets requests as soon as gateways have found it."""
-        self._num_lives += 1
-        name = f"{kind.pool}-{self._num_named}"
-        self._num_named += 1
-        worker = SimWorker(self._agenda, kind, name, self._network, self._seed, Actor(self._num_lives, EventDigest()))
+        worker = self._new_worker(kind)
         self.workers.append(worker)
         self._lives.begin(worker, self._clients)
         return worker
@@ -209,20 +199,6 @@ class SimCluster:
             ended()
 
         self._lives.drain(worker, self.now + within_s, self._clients, left)
-
-    def _watch_preemptions(self) -> None:
-        """Let workers report preempted requests to `on_preempted`; the report takes as long as one to a gateway."""
-        on_preempted = self.on_preempted
-        if on_preempted is None:
-            return
-
-        def report(worker: SimWorker, requests: Iterable[RequestId]) -> None:
-            for request in requests:
-                action, to = partial(on_preempted, request), self._gateway_of(request).party
-                self._agenda.after(self._network.latency_s, "", action, by=worker.party, to=to)
-
-        for worker in self.workers:
-            worker.on_preempted = report
 
     def _close(self, closed_at: Iterable[tuple[float, RequestId]]) -> None:
         for time, request in closed_at:
@@ -250,6 +226,9 @@ class SimCluster:
 
     def _revive(self, worker: SimWorker) -> SimWorker:
         """Return a new incarnation of a worker that has ended; only the name and the spec stay."""
-        self._num_lives += 1
-        party, life = Actor(self._num_lives, EventDigest()), worker.ref.incarnation + 1
-        return SimWorker(self._agenda, worker.spec, worker.ref.id, self._network, self._seed, party, life)
+        return self._new_worker(worker.spec, worker.ref.id, worker.ref.incarnation + 1)
+
+    def _new_worker(self, kind: WorkerSpec, name: str = "", life: int = 1) -> SimWorker:
+        """Build an incarnation of the worker `name`, or of a worker with a new name."""
+        name = name or f"{kind.pool}-{next(self._numbers)}"
+        return SimWorker(self._agenda, kind, name, self._network, self._seed, Actor(next(self._ranks)), life)

@@ -82,16 +82,12 @@ class Fabric:
     def cut(self, source: WorkerRef, consumer: WorkerRef) -> None:
         """Cancel all reads of `consumer` from `source`; neither `on_done` nor `on_lost` is called for them."""
         for read in [r for r in self._reads if (r.source, r.consumer) == (source, consumer)]:
-            if read.next is not None:
-                self._agenda.cancel(read.next)
             self._remove(read)
 
     def lose(self, worker: WorkerRef) -> None:
         """Cancel all reads by a worker that is gone, and all reads from it; `on_lost` is called for each read from it
         by another worker."""
         for read in [r for r in self._reads if worker in (r.source, r.consumer)]:
-            if read.next is not None:
-                self._agenda.cancel(read.next)
             self._remove(read)
             if read.source == worker:
                 self._agenda.after(0.0, "", read.on_lost, by=self._links[read.consumer].party)
@@ -134,6 +130,7 @@ class Fabric:
         read.on_done()
 
     def _remove(self, read: _Read) -> None:
+        self._agenda.cancel(read.next)
         del self._reads[read]
         self._links[read.source].out.pop(read, None)
         self._links[read.consumer].into.pop(read, None)
@@ -153,8 +150,7 @@ class Fabric:
             rate = 0.0 if is_cut else min(source.bandwidth / len(source.out), consumer.bandwidth / len(consumer.into))
             if rate == read.rate:
                 continue
-            if read.next is not None:
-                self._agenda.cancel(read.next)
+            self._agenda.cancel(read.next)
             read.num_left = max(0.0, read.num_left - read.rate * (now - read.since))
             read.rate, read.since, read.next = rate, now, None
             if rate == 0.0:

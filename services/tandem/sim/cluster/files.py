@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from tandem.core.ids import BlockHash, WorkerRef
@@ -80,7 +80,9 @@ class SimFiles:
             self._held.move_to_end(block_hash)
             self._removed.pop(block_hash, None)
             self._added[block_hash] = None
-        for block_hash in self._excess(worker):
+        most_files = worker.spec.config.engine.file_cache_size // worker.spec.layout.block_bytes
+        while len(self._held) > most_files:
+            block_hash, _ = self._held.popitem(last=False)
             self._added.pop(block_hash, None)
             self._removed[block_hash] = None
 
@@ -94,11 +96,6 @@ class SimFiles:
         worker.post(report)
         # With each write, because the writer may end before.
         self._agenda.after(SCAN_S, "", self._announce, by=worker.party)
-
-    def _excess(self, worker: SimWorker) -> Iterator[BlockHash]:
-        """Delete the files beyond the limit of the worker that wrote last, and yield their blocks."""
-        while len(self._held) > worker.spec.config.engine.file_cache_size // worker.spec.layout.block_bytes:
-            yield self._held.popitem(last=False)[0]
 
     def _announce(self) -> None:
         """Let all workers know what has changed."""

@@ -7,7 +7,7 @@ the two gives the connection up.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -33,9 +33,8 @@ from tandem.engine.engine import Engine
 from tandem.orchestration.commands import CancelJob, OfferMigration, ReleaseLease, WorkerOrder
 from tandem.sim.cluster.fabric import Fabric
 from tandem.sim.cluster.files import SimFiles
-from tandem.sim.cluster.lookahead import StepRun
 from tandem.sim.cluster.prefix_index import SimIndex
-from tandem.sim.cluster.worker import Command, SimWorker
+from tandem.sim.cluster.worker import Answer, Command, SimWorker, StepRun
 from tandem.sim.kernel.event_queue import Action, Actor, SimEventQueue
 
 
@@ -75,7 +74,7 @@ class Network:
     def __init__(self, agenda: SimEventQueue, fabric: Fabric, latency_s: float, index: SimIndex) -> None:
         self._agenda = agenda
         self._fabric = fabric
-        self._latency_s = latency_s
+        self.latency_s = latency_s
         self.index = index
         self._workers: dict[WorkerRef, SimWorker] = {}
         self._files = SimFiles(agenda, self._workers)
@@ -94,14 +93,10 @@ class Network:
         self._files.add(worker)
         self._fabric.add(worker.ref, worker.spec.bandwidth, worker.party)
 
-    @property
-    def latency_s(self) -> float:
-        return self._latency_s
-
     def send(self, label: str, action: Action, by: Actor, to: Actor) -> None:
         """Run `action` at the actor `to` after the latency. If the connection from the actor `by` is cut at that time,
         `action` runs when the connection is mended."""
-        self._agenda.after(self._latency_s, label, lambda: self._arrive(action, by, to), by=by, to=to)
+        self._agenda.after(self.latency_s, label, lambda: self._arrive(action, by, to), by=by, to=to)
 
     def cut(self, one: Actor, other: Actor) -> None:
         """Hold all messages between two actors from now until `mend`; neither of the actors is notified."""
@@ -125,9 +120,7 @@ class Network:
         consumer = self._workers[worker]
         self.send(label, lambda: consumer.post(command), by, consumer.party)
 
-    def submit(
-        self, worker: SimWorker, job: Job, answered: Callable[[TandemError | None, WorkerLoad], None], by: Actor
-    ) -> None:
+    def submit(self, worker: SimWorker, job: Job, answered: Answer, by: Actor) -> None:
         """Submit a job to a worker; `answered` is called with the error, or None where the worker accepts the job, and
         with the worker's load."""
 

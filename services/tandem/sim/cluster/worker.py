@@ -16,8 +16,8 @@ from typing import Protocol
 from tandem.core.config import Config, Pool, SloConfig
 from tandem.core.device_defaults import with_device_defaults
 from tandem.core.errors import TandemError
-from tandem.core.events import Preempted
-from tandem.core.ids import Incarnation, RequestId, WorkerId, WorkerRef
+from tandem.core.events import TokenRun
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.lane import ALL_LANES, Lane
 from tandem.core.request import Job
 from tandem.core.step_cost import StepCost, StepFeatures
@@ -29,8 +29,7 @@ from tandem.kv.layout import KVLayout
 from tandem.sched.budget.step_time_model import features
 from tandem.sched.phases.decode_run import DecodeRun
 from tandem.sched.state.step_plan import StepPlan
-from tandem.sim.cluster.lookahead import Lookahead, StepRun
-from tandem.sim.cost.executor import SimExecutor, SimHostMemory, StepTime
+from tandem.sim.cost.executor import SimExecutor, StepTime
 from tandem.sim.cost.residuals import NONE, Residuals
 from tandem.sim.cost.roofline import Roofline
 from tandem.sim.kernel.event_queue import Actor, SimEvent, SimEventQueue
@@ -100,6 +99,59 @@ class WorkerSpec:
         )
 
 
+@dataclass(eq=False, slots=True)
+class Lookahead:
+    """Decode steps of one worker that were computed ahead of the clock; they are valid if the worker receives no
+    command before they end.
+
+    `run`: the engine's forecast of a series of decode steps of the same sequences; the predicted steps are the first of
+    it. `ends`: virtual time at which each step ends. `seconds`: duration of each step. `num_free`: free blocks after
+    each step. `num_before`: steps of the same series that the engine has applied already.
+    """
+
+    run: DecodeRun
+    ends: list[float]
+    seconds: list[float]
+    num_free: list[int]
+    num_before: int = 0
+
+    def cut(self, num_steps: int) -> None:
+        """Keep only the first `num_steps` steps."""
+        for values in (self.ends, self.seconds, self.num_free):
+            del values[num_steps:]
+
+    def rest(self, run: DecodeRun, num_done: int) -> Lookahead:
+        """Return a lookahead with the predicted steps that remain after the engine has applied the first `num_done`
+        steps.
+
+        `run`: a new forecast of the engine, made after it applied these steps. It replaces the old one, because a
+        forecast must begin with the engine's next step."""
+        num_before = self.num_before + num_done
+        return Lookahead(run, self.ends[num_done:], self.seconds[num_done:], self.num_free[num_done:], num_before)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRun:
+    """Report of a worker about consecutive steps, which ended at the virtual times `ends`.
+
+    `tokens`: for each sequence, the tokens that these steps sampled, one in each step. `load`: the worker's load, which
+    differs between the steps only in the free blocks. `num_free`: free blocks after each step.
+    """
+
+    ends: Sequence[float]
+    tokens: Sequence[TokenRun]
+    load: WorkerLoad
+    num_free: Sequence[int]
+
+    def split(self, num_steps: int) -> tuple[StepRun, StepRun]:
+        """Return two reports: one of the first `num_steps` steps, one of the remaining steps."""
+        return self._part(0, num_steps), self._part(num_steps, len(self.ends))
+
+    def _part(self, first: int, stop: int) -> StepRun:
+        tokens = [TokenRun(t.key, t.first_index + first, t.ids[first:stop]) for t in self.tokens]
+        return StepRun(self.ends[first:stop], tokens, self.load, self.num_free[first:stop])
+
+
 class Outlet(Protocol):
     """Interface to which a worker passes its engine's effects, to be carried out, and its load, to be reported to the
     gateways; `load` is None when it has not changed."""
@@ -116,8 +168,7 @@ class SimWorker:
 
     `busy_s` and the counters count steps that have ended. `step_cost`: the published step cost, updated at the end of
     each step with prompt tokens, so that it does not depend on how far the worker computed ahead. `num_loaded_blocks`:
-    KV blocks that came back from host memory. `on_preempted`: called with the worker and the requests of which a choice
-    was preempted after its first token; None: nothing is called.
+    KV blocks that came back from host memory.
 
     Where the engine's next steps are all alike (`Engine.run`), they are computed ahead of the clock. They are applied
     to the engine when the last of them ends, or earlier: when `settle` is called, and, if a command arrives, at the end
@@ -135,7 +186,6 @@ class SimWorker:
         self.num_prefill_tokens = 0
         self.num_decode_tokens = 0
         self.num_loaded_blocks = 0
-        self.on_preempted: Callable[[SimWorker, Sequence[RequestId]], None] | None = None
         block_bytes = spec.layout.block_bytes
         self._executor = SimExecutor(
             spec.layout,
@@ -144,10 +194,8 @@ class SimWorker:
             seed=seed,
             worker=name,
             residuals=spec.residuals,
-            host=SimHostMemory(
-                with_device_defaults(spec.config).engine.host_cache_memory // block_bytes,
-                copy_s=block_bytes / spec.host_bandwidth,
-            ),
+            num_host_slots=with_device_defaults(spec.config).engine.host_cache_memory // block_bytes,
+            host_copy_s=block_bytes / spec.host_bandwidth,
         )
         max_model_len = spec.config.engine.max_model_len or spec.num_blocks * spec.layout.block_size
         self.engine = build_engine(spec.config, self._executor, FINGERPRINT, max_model_len, records_facts=True)
@@ -179,13 +227,12 @@ class SimWorker:
         load."""
 
         def run(engine: Engine, now: float) -> Sequence[Effect]:
-            refusal: TandemError | None = None
-            effects: Sequence[Effect] = ()
             try:
                 effects = engine.submit(job, now)
             except TandemError as error:
-                refusal = error
-            answer(refusal, engine.load())
+                answer(error, engine.load())
+                return ()
+            answer(None, engine.load())
             return effects
 
         self.post(run)
@@ -232,9 +279,6 @@ class SimWorker:
             self._look_ahead(run)
             return
         plan, effects = self.engine.begin(now)
-        preempted = [effect.key.request for effect in effects if isinstance(effect, Preempted)]
-        if preempted and self.on_preempted is not None:
-            self.on_preempted(self, preempted)
         if plan is None:
             self._dispatch(effects)
             self._rest()
@@ -295,7 +339,6 @@ class SimWorker:
         """Cut the lookahead after the running step, because a command has arrived and waits for its end."""
         num_steps = bisect_right(ahead.ends, self._agenda.now) + 1
         if num_steps < len(ahead.ends):
-            assert self._end is not None
             self._agenda.cancel(self._end)
             ahead.cut(num_steps)
             self._end = self._agenda.at(ahead.ends[-1], "", self._end_run, by=self.party, is_end=True)
@@ -338,8 +381,7 @@ class SimWorker:
         look_at = math.inf if self.engine.is_idle else self._next_look()
         if look_at == self._wakes_at:
             return
-        if self._wake is not None:
-            self._agenda.cancel(self._wake)
+        self._agenda.cancel(self._wake)
         self._wake, self._wakes_at = None, look_at
         if look_at < math.inf:
             self._wake = self._agenda.at(max(look_at, self._agenda.now), "", self._look, by=self.party)

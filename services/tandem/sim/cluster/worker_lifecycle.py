@@ -61,8 +61,8 @@ class WorkerLifecycle:
                 gone = partial(other.post, partial(_peer_gone, worker, reason))
                 self.agenda.after(NOTICE_S, "", gone, by=by, to=other.party)
         for gateway in self.gateways:
-            gateway.reports.missed(worker.ref)
-            lost = partial(gateway.reports.lost, worker.ref, reason)
+            gateway.workers.missed(worker.ref)
+            lost = partial(gateway.lost, worker.ref, reason)
             self.agenda.after(NOTICE_S, "", lost, by=by, to=gateway.party)
 
     def drain(self, worker: SimWorker, until: float, by: Actor, ended: Callable[[], None]) -> None:
@@ -88,7 +88,7 @@ class WorkerLifecycle:
 
 def _discover(gateway: SimGateway, worker: SimWorker) -> None:
     if not worker.party.is_gone:
-        gateway.reports.met(worker)
+        gateway.met(worker)
 
 
 def _peer_gone(worker: SimWorker, reason: str, engine: Engine, now: float) -> list[Effect]:

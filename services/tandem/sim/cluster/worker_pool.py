@@ -17,8 +17,7 @@ from tandem.orchestration.director import probe_request
 from tandem.orchestration.known_workers import InflightJobs, KnownWorkers
 from tandem.routing.pd_pairs import PROBE_RETRY_S
 from tandem.routing.worker_view import Pair, WorkerView
-from tandem.sim.cluster.lookahead import StepRun
-from tandem.sim.cluster.worker import FINGERPRINT, SimWorker
+from tandem.sim.cluster.worker import FINGERPRINT, SimWorker, StepRun
 from tandem.sim.kernel.event_queue import Actor, SimEventQueue
 from tandem.workload.scheduled_request import MODEL
 

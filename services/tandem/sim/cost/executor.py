@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from tandem.core.events import SampledToken
@@ -23,24 +23,13 @@ NUM_PAGES = 1 << 15
 """Pages of output tokens that are cached, about 400 bytes each. The output of a request spans two or three pages."""
 
 StepTime = Callable[[StepFeatures], float]
-"""Function from the features of a step to its seconds, such as `StepCost.predict` or `Roofline.seconds`.
+"""Function from the features of a step to its seconds, such as `StepCost.predict` or a `Roofline.timer`.
 
 It must depend on its argument alone, because workers look ahead over several steps. It may keep state where a worker
 plans every step by itself (`WorkerSpec.max_run` is 1)."""
 
 
-@dataclass(frozen=True, slots=True)
-class SimHostMemory:
-    """Simulated host memory of a worker, for KV blocks evicted from the pool.
-
-    `num_slots`: blocks that fit. `copy_s`: seconds to copy one block to or from host memory; a worker computes nothing
-    meanwhile.
-    """
-
-    num_slots: int = 0
-    copy_s: float = 0.0
-
-
+@dataclass(eq=False, slots=True)
 class SimExecutor:
     """Executor without a model, for the simulator; implements `engine.ports.Executor`.
 
@@ -48,44 +37,34 @@ class SimExecutor:
     same tokens. Requests end by length unless a sampled token is one of their stop tokens.
 
     `residuals`: factors on the time of a step; `seed`, `worker` and the number of the step pick one of the factors for
-    the step's kind. Copies to and from host memory are added to that time.
+    the step's kind. `host_copy_s`: seconds to copy one block to or from host memory, which are added to that time,
+    because a worker computes nothing meanwhile.
     """
 
-    def __init__(
-        self,
-        layout: KVLayout,
-        num_blocks: int,
-        step_time: StepTime,
-        *,
-        seed: int = 0,
-        worker: str = "",
-        residuals: Residuals = NONE,
-        host: SimHostMemory = SimHostMemory(),
-    ) -> None:
-        self.layout = layout
-        self.num_blocks = num_blocks
-        self.vocab_size = seeded_random.HIGHEST_TOKEN
-        self.num_host_slots = host.num_slots
-        self._host_copy_s = host.copy_s
-        self._step_time = step_time
-        self._seed = seed
-        self._worker = worker
-        self._residuals = residuals
+    layout: KVLayout
+    num_blocks: int
+    step_time: StepTime
+    seed: int = 0
+    worker: str = ""
+    residuals: Residuals = NONE
+    num_host_slots: int = 0
+    host_copy_s: float = 0.0
+    vocab_size: int = field(default=seeded_random.HIGHEST_TOKEN, init=False)
 
     def seconds(self, plan: StepPlan) -> float:
         """Return the seconds of virtual time that `execute` of this plan takes, copies between the pool and host memory
         included."""
         seconds = self.step_seconds(plan.number, features(plan.slices)) if plan.slices else 0.0
-        return seconds + plan.num_host_copies * self._host_copy_s
+        return seconds + plan.num_host_copies * self.host_copy_s
 
     def step_seconds(self, number: int, step: StepFeatures) -> float:
         """Return the seconds that the step with this number and these features takes, without copies between the pool
         and host memory."""
-        factors = self._residuals.of(step)
+        factors = self.residuals.of(step)
         if len(factors) == 1:
-            return self._step_time(step) * factors[0]
-        index = seeded_random.integer(0, len(factors) - 1, self._seed, "step", self._worker, number)
-        return self._step_time(step) * factors[index]
+            return self.step_time(step) * factors[0]
+        index = seeded_random.integer(0, len(factors) - 1, self.seed, "step", self.worker, number)
+        return self.step_time(step) * factors[index]
 
     def execute(self, plan: StepPlan) -> StepResult:
         digests = tuple(BlockDigest(block, ()) for block, _ in plan.digests)
@@ -116,8 +95,7 @@ def _sampled(piece: ScheduledSlice) -> tuple[SampledToken, ...]:
     params, guesses = piece.sampling.params, piece.tokens[piece.num_certain :]
     out: list[SampledToken] = []
     for guess in (*guesses, None):
-        page, offset = divmod(piece.sampling.index + len(out), PAGE_TOKENS)
-        token = _page(params.seed, piece.sampling.choice, page)[offset]
+        token = token_at(params.seed, piece.sampling.choice, piece.sampling.index + len(out))
         while piece.sampling.index + len(out) < params.min_tokens and token in params.stop_token_ids:
             token += 1
         out.append(SampledToken(token))

@@ -7,7 +7,7 @@ sparsity" are halved.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +53,14 @@ H100 = Hardware(
     price_per_hour=2.95,
     price_provenance=_LISTED,
 )
-H200 = Hardware(
+H200 = replace(
+    H100,  # with another memory
     name="h200",
     memory_bandwidth=4.8e12,
-    flops=989e12,
-    fp8_flops=1979e12,
     memory_bytes=141e9,
-    peer_bandwidth=450e9,
-    network_bandwidth=GBIT_400,
-    host_bandwidth=PCIE_5,
     provenance="H200 SXM data sheet (141 GB, 4.8 TB/s; fp8 3,958 and bf16 1,979 with sparsity; NVLink 900 GB/s both "
     "ways); one 400 Gb/s port per GPU, as in DGX H200",
     price_per_hour=3.50,
-    price_provenance=_LISTED,
 )
 B200 = Hardware(
     name="b200",

@@ -55,11 +55,6 @@ class ModelShape:
         return 3 * self.hidden * self.expert_layers * self.experts * self.expert_inner
 
     @property
-    def layer_weights(self) -> int:
-        """Return the number of weights of all layers, experts included."""
-        return self.common_weights + self.expert_weights
-
-    @property
     def active_weights(self) -> int:
         """Return the number of weights, in all layers together, that one token passes through."""
         return self.common_weights + self.expert_weights * self.chosen // self.experts
@@ -75,7 +70,7 @@ class ModelShape:
 
     def step_bytes(self, weights: Precision = "bf16") -> int:
         """Return the bytes of weights that a large step reads: all layers, in the precision `weights`, and the head."""
-        return BYTES[weights] * self.layer_weights + BYTES["bf16"] * self.head_weights
+        return BYTES[weights] * (self.common_weights + self.expert_weights) + BYTES["bf16"] * self.head_weights
 
     def weight_bytes(self, weights: Precision = "bf16") -> int:
         """Return the bytes that the whole model takes in memory, with layers in the precision `weights`."""
@@ -129,5 +124,3 @@ SHAPES = {name: _shape(name) for name in PUBLISHED}
 """The shapes of all models of the catalog by name."""
 
 LLAMA_8B, LLAMA_70B = SHAPES["llama-3.1-8b"], SHAPES["llama-3.1-70b"]
-QWEN_8B, QWEN_32B = SHAPES["qwen3-8b"], SHAPES["qwen3-32b"]
-SMOLLM_135M = SHAPES["smollm2-135m"]

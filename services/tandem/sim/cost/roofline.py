@@ -74,20 +74,11 @@ class Roofline:
         if self.weights == "fp8" and not self.hardware.fp8_flops:
             raise ValueError(f"{self.hardware.name} does not multiply in fp8")
 
-    def seconds(self, step: StepFeatures) -> float:
-        """Return the seconds of a step: the larger of reading the weights and multiplying, plus attention, all-reduces
-        and overheads."""
-        return self.timer()(step)
-
     def timer(self) -> Callable[[StepFeatures], float]:
-        """Return a function that computes the same as `seconds`; what does not depend on the step is computed in
-        advance."""
-        return partial(_seconds, self.cost(), self._sum_s, self._extra_s, self._experts_s, self.shape)
-
-    @property
-    def _experts_s(self) -> float:
-        """Return the seconds of reading all experts."""
-        return self.shape.expert_weights * BYTES[self.weights] * self._read_s
+        """Return a function from a step to its seconds: the larger of reading the weights and multiplying, plus
+        attention, all-reduces and overheads. What does not depend on the step is computed in advance."""
+        experts_s = self.shape.expert_weights * BYTES[self.weights] * self._read_s
+        return partial(_seconds, self.cost(), self._sum_s, self._extra_s, experts_s, self.shape)
 
     @property
     def _read_s(self) -> float:
@@ -97,7 +88,7 @@ class Roofline:
     def cost(self) -> StepCost:
         """Return a linear step cost, for schedulers to assume before they have measured any step.
 
-        For a dense model its prediction lies between `seconds` and twice `seconds`, and is close to `seconds` where
+        For a dense model its prediction lies between the time of `timer` and twice that, and is close to it where
         either reading or multiplying is negligible. For a mixture of experts it assumes that each step reads all
         experts."""
         shape, compute_units = self.shape, self.degree * self.efficiency.compute

@@ -12,7 +12,7 @@ import heapq
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _TIME = struct.Struct("<d")
 _STEP = struct.Struct("<dqqq")
@@ -21,7 +21,7 @@ _STEP = struct.Struct("<dqqq")
 class EventDigest:
     """Hash the events and the steps of one actor in two chains.
 
-    There are two chains because a step may be recorded later than it ended (see `cluster.lookahead`). Each entry
+    There are two chains because a step may be recorded later than it ended (see `cluster.worker.Lookahead`). Each entry
     contains its time, so the two chains together determine which events happened between which steps. Entries are not
     kept.
     """
@@ -69,7 +69,7 @@ class Actor:
     """
 
     rank: int
-    log: EventDigest
+    log: EventDigest = field(default_factory=EventDigest)
     held: deque[SimEvent] | None = None
 
     def vanish(self) -> None:
@@ -127,9 +127,11 @@ class SimEventQueue:
     def after(self, seconds: float, label: str, action: Action, *, by: Actor, to: Actor | None = None) -> SimEvent:
         return self.at(self.now + seconds, label, action, by=by, to=to)
 
-    def cancel(self, event: SimEvent) -> None:
-        """Cancel an event, which then makes no entry in a log; do nothing when the event has already run."""
-        event.action = None
+    def cancel(self, event: SimEvent | None) -> None:
+        """Cancel an event, which then makes no entry in a log; do nothing for None or when the event has already
+        run."""
+        if event is not None:
+            event.action = None
 
     def halt(self, party: Actor) -> None:
         """Halt an actor: hold all events that happen at it until `go_on`."""

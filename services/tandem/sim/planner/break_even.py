@@ -56,13 +56,31 @@ def along(
     again, with at most `max_gpus` accelerators. `on_progress`: called with a text before each simulation. Raises
     KeyError unless `found` has both kinds.
     """
-    points = {factor: _point(axis, factor, slo_target, found, max_gpus, on_progress) for factor in FACTORS}
+
+    def point(factor: float) -> BreakEvenPoint:
+        changed = _changed(axis, factor, slo_target)
+        costs: dict[Kind, float | None] = {}
+        for kind, best in found.items():
+            recipe = _relinked(best.recipe, factor) if axis == "link" else best.recipe
+            engine = with_device_defaults(recipe.config).engine
+            needs = demand(changed.requests, engine.block_size, has_cache=engine.enable_prefix_caching)
+            low = recipe.least(needs, changed.slo, changed.percentile)
+            costs[kind] = None
+            if not isinstance(low, str):
+                planner = CapacityPlanner(
+                    changed, changed, needs, max_gpus, lambda text: on_progress(f"{axis} x {factor:.3g}: {text}")
+                )
+                numbers = planner.cheapest(recipe, low)
+                costs[kind] = None if numbers is None else recipe.cost(numbers)
+        return BreakEvenPoint(factor, costs)
+
+    points = {factor: point(factor) for factor in FACTORS}
     for _ in range(NUM_HALVINGS):
         ordered = sorted(points)
         for low, high in pairwise(ordered):
             if points[low].cheaper != points[high].cheaper:
                 middle = math.sqrt(low * high)
-                points[middle] = _point(axis, middle, slo_target, found, max_gpus, on_progress)
+                points[middle] = point(middle)
     return [points[factor] for factor in sorted(points)]
 
 
@@ -87,40 +105,13 @@ def lengthened(scheduled: ScheduledRequest, factor: float) -> ScheduledRequest:
     )
 
 
-def _point(
-    axis: str,
-    factor: float,
-    slo_target: SloTarget,
-    found: Mapping[Kind, Found],
-    max_gpus: int,
-    on_progress: Callable[[str], None],
-) -> BreakEvenPoint:
-    changed = _changed(axis, factor, slo_target)
-    costs: dict[Kind, float | None] = {}
-    for kind, best in found.items():
-        recipe = _relinked(best.recipe, factor) if axis == "link" else best.recipe
-        engine = with_device_defaults(recipe.config).engine
-        needs = demand(changed.requests, engine.block_size, has_cache=engine.enable_prefix_caching)
-        low = recipe.least(needs, changed.slo, changed.percentile)
-        costs[kind] = None
-        if not isinstance(low, str):
-            planner = CapacityPlanner(
-                changed, changed, needs, max_gpus, lambda text: on_progress(f"{axis} x {factor:.3g}: {text}")
-            )
-            numbers = planner.cheapest(recipe, low)
-            costs[kind] = None if numbers is None else recipe.cost(numbers[1])
-    return BreakEvenPoint(factor, costs)
-
-
 def _changed(axis: str, factor: float, slo_target: SloTarget) -> SloTarget:
+    requests = slo_target.requests
     if axis == "prompt":
-        return replace(slo_target, requests=[lengthened(scheduled, factor) for scheduled in slo_target.requests])
-    if axis == "load":
-        return replace(
-            slo_target,
-            requests=[replace(scheduled, due_s=scheduled.due_s / factor) for scheduled in slo_target.requests],
-        )
-    return slo_target
+        requests = [lengthened(scheduled, factor) for scheduled in requests]
+    elif axis == "load":
+        requests = [replace(scheduled, due_s=scheduled.due_s / factor) for scheduled in requests]
+    return replace(slo_target, requests=requests)
 
 
 def _relinked(recipe: DeploymentKind, factor: float) -> DeploymentKind:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from tandem.sim.machines.deployment import Deployment
 from tandem.sim.planner.deployment_kind import DeploymentKind, Kind
@@ -66,12 +67,12 @@ class Plan:
     """Result of a search for the cheapest deployments.
 
     `best`: for each kind, "mixed" or "split", its cheapest deployment that meets the targets; a kind without one is
-    left out. `tried`: (recipe, numbers of workers, result) of each simulation with the first seed, in order. `never`:
-    the recipes that were ruled out without simulation.
+    left out. `tried`: the result of each simulation with the first seed, by recipe and numbers of workers, in order.
+    `never`: the recipes that were ruled out without simulation.
     """
 
     best: dict[Kind, Found] = field(default_factory=dict)
-    tried: list[tuple[DeploymentKind, tuple[int, ...], SloResult]] = field(default_factory=list)
+    tried: dict[tuple[DeploymentKind, tuple[int, ...]], SloResult] = field(default_factory=dict)
     never: list[Never] = field(default_factory=list)
 
     @property
@@ -101,32 +102,24 @@ class Plan:
         For each simulation that ran to its end, the largest ratio of a percentile to its target is taken; the result
         with the least of these is returned. None when no simulation ran to its end.
         """
-        whole = [verdict for *_, verdict in self.tried if verdict.margin is not None]
+        whole = [verdict for verdict in self.tried.values() if verdict.margin is not None]
         return min(whole, key=lambda verdict: verdict.margin or 0.0, default=None)
 
 
+@dataclass(slots=True, eq=False)
 class CapacityPlanner:
     """Search for the cheapest numbers of workers by simulation and keep every result in `plan`.
 
-    `slo_target`: the workload and the targets. `found`: the demand of that workload. `confirmation`: the same targets
+    `slo_target`: the workload and the targets. `demand`: the demand of that workload. `confirmation`: the same targets
     with another seed and more requests. `max_gpus`: the most accelerators of a deployment. `on_progress`: called with a
     text before each simulation."""
 
-    def __init__(
-        self,
-        slo_target: SloTarget,
-        confirmation: SloTarget,
-        found: WorkloadDemand,
-        max_gpus: int,
-        on_progress: Callable[[str], None],
-    ) -> None:
-        self._slo_target = slo_target
-        self._confirmation = confirmation
-        self._demand = found
-        self._max_gpus = max_gpus
-        self._on_progress = on_progress
-        self._verdicts: dict[tuple[DeploymentKind, tuple[int, ...]], SloResult] = {}
-        self.plan = Plan()
+    slo_target: SloTarget
+    confirmation: SloTarget
+    demand: WorkloadDemand
+    max_gpus: int
+    on_progress: Callable[[str], None]
+    plan: Plan = field(default_factory=Plan, init=False)
 
     def find(self, recipes: Iterable[DeploymentKind]) -> Plan:
         """Search all recipes and return the plan with the best deployment of each kind, mixed and split.
@@ -140,69 +133,65 @@ class CapacityPlanner:
             known: tuple[DeploymentKind, tuple[int, ...]] | None = None
             below = MOST_TIMES * other
             for recipe, low in bounded:
-                if recipe.kind == kind:
-                    known = self.cheapest(recipe, low, below) or known
-                    below = below if known is None else known[0].cost(known[1])
+                numbers = self.cheapest(recipe, low, below) if recipe.kind == kind else None
+                if numbers is not None:
+                    known, below = (recipe, numbers), recipe.cost(numbers)
             if known is not None:
                 self.plan.best[kind] = self._confirmed(*known)
                 other = self.plan.best[kind].cost
         return self.plan
 
-    def cheapest(
-        self, recipe: DeploymentKind, low: tuple[int, ...], below: float = math.inf
-    ) -> tuple[DeploymentKind, tuple[int, ...]] | None:
-        """Return the recipe, and the numbers of workers with which it meets the targets at the least cost.
+    def cheapest(self, recipe: DeploymentKind, low: tuple[int, ...], below: float = math.inf) -> tuple[int, ...] | None:
+        """Return the numbers of workers with which a recipe meets the targets at the least cost.
 
         Returns None when no numbers of workers with at most `max_gpus` accelerators and a cost less than `below` meet
         the targets. `low`: lower bound of each pool's number of workers. `below`: a cost, in the unit of
         `DeploymentKind.cost`.
         """
-        limit = min(self._max_gpus * recipe.prices[0] / recipe.degrees[0], below * (1 - 1e-9))
+        limit = min(self.max_gpus * recipe.prices[0] / recipe.degrees[0], below * (1 - 1e-9))
         if recipe.cost(low) > limit:
             return None
         if recipe.kind == "mixed":
             high = int(limit / recipe.prices[0] + 1e-9)
             number = least(low[0], high, lambda n: self._try(recipe, (n,)).holds)
-            return None if number is None else (recipe, (number,))
-        pair = cheapest_pair(
+            return None if number is None else (number,)
+        return cheapest_pair(
             (low[0], low[1]), (recipe.prices[0], recipe.prices[1]), limit, lambda p, d: self._try(recipe, (p, d)).holds
         )
-        return None if pair is None else (recipe, pair)
 
     # ---- inside
 
     def _bounded(self, recipes: Iterable[DeploymentKind]) -> list[tuple[DeploymentKind, tuple[int, ...]]]:
         found: list[tuple[DeploymentKind, tuple[int, ...]]] = []
         for recipe in recipes:
-            low = recipe.least(self._demand, self._slo_target.slo, self._slo_target.percentile)
+            low = recipe.least(self.demand, self.slo_target.slo, self.slo_target.percentile)
             if isinstance(low, str):
                 self.plan.never.append(Never(recipe, low))
-            elif recipe.num_gpus(low) > self._max_gpus:
-                self.plan.never.append(Never(recipe, f"takes more than {self._max_gpus} accelerators"))
+            elif recipe.num_gpus(low) > self.max_gpus:
+                self.plan.never.append(Never(recipe, f"takes more than {self.max_gpus} accelerators"))
             else:
                 found.append((recipe, low))
         return sorted(found, key=lambda one: one[0].cost(one[1]))
 
     def _try(self, recipe: DeploymentKind, numbers: tuple[int, ...]) -> SloResult:
         key = (recipe, numbers)
-        if key not in self._verdicts:
+        if key not in self.plan.tried:
             deployment = recipe.deployment(numbers)
-            self._on_progress(str(deployment) + f", budget {recipe.budget}" + (", paced" if recipe.itl_ms else ""))
-            self._verdicts[key] = self._slo_target.tried(deployment)
-            self.plan.tried.append((recipe, numbers, self._verdicts[key]))
-        return self._verdicts[key]
+            self.on_progress(str(deployment) + f", budget {recipe.budget}" + (", paced" if recipe.itl_ms else ""))
+            self.plan.tried[key] = self.slo_target.tried(deployment)
+        return self.plan.tried[key]
 
     def _confirmed(self, recipe: DeploymentKind, numbers: tuple[int, ...]) -> Found:
         """Repeat the run with another seed, and add up to `MOST_REPAIRS` workers while one run misses a target."""
         fewer: list[SloResult] = []
         while True:
             first = self._try(recipe, numbers)
-            self._on_progress(f"{recipe.deployment(numbers)} with another seed")
-            second = self._confirmation.tried(recipe.deployment(numbers))
+            self.on_progress(f"{recipe.deployment(numbers)} with another seed")
+            second = self.confirmation.tried(recipe.deployment(numbers))
             found = Found(recipe, numbers, first, second, tuple(fewer))
             missed = first if second.holds else second
             more = _one_more(recipe, numbers, missed)
-            if found.is_confirmed or len(fewer) == MOST_REPAIRS or recipe.num_gpus(more) > self._max_gpus:
+            if found.is_confirmed or len(fewer) == MOST_REPAIRS or recipe.num_gpus(more) > self.max_gpus:
                 return found
             fewer.append(missed)
             numbers = more
@@ -246,17 +235,9 @@ def cheapest_pair(
         most = _most(first, price, limit, best)
         if most < low[1]:
             return best
-        if holds(first, most):
-            second = _least_second(first, low[1], most, holds)
-            best = (first, second)
+        if holds(first, most):  # so it is not tried again
+            best = (first, least(low[1], most - 1, partial(holds, first)) or most)
         first += 1
-
-
-def _least_second(first: int, low: int, most: int, holds: Callable[[int, int], bool]) -> int:
-    """Return the least second number in [low, most]; `holds` is known to be true for `most`."""
-    if most == low:
-        return low
-    return least(low, most - 1, lambda second: holds(first, second)) or most
 
 
 def _most(first: int, price: tuple[float, float], limit: float, best: tuple[int, int] | None) -> int:

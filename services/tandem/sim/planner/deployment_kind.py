@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from tandem.core.config import Config
+from tandem.core.config import Config, Pool
 from tandem.core.slo import Slo
-from tandem.sim.cluster.worker import WorkerSpec
 from tandem.sim.machines.deployment import Deployment, PoolSize
 from tandem.sim.machines.machine import Machine
 from tandem.sim.planner.workload_demand import WorkloadDemand, least_workers, why_never
@@ -48,11 +47,8 @@ class DeploymentKind:
         return sum(number * degree for number, degree in zip(numbers, self.degrees, strict=True))
 
     def deployment(self, numbers: Sequence[int]) -> Deployment:
-        pools = ("mixed",) if self.kind == "mixed" else ("prefill", "decode")
-        sizes = tuple(
-            PoolSize(pool, number, degree)  # type: ignore[arg-type]
-            for pool, number, degree in zip(pools, numbers, self.degrees, strict=True)
-        )
+        pools: tuple[Pool, ...] = ("mixed",) if self.kind == "mixed" else ("prefill", "decode")
+        sizes = tuple(PoolSize(*size) for size in zip(pools, numbers, self.degrees, strict=True))
         return Deployment(machine=self.machine, pools=sizes, config=self._config(), link_bandwidth=self.link_bandwidth)
 
     def least(self, found: WorkloadDemand, slo: Slo, percentile: float) -> tuple[int, ...] | str:
@@ -61,7 +57,7 @@ class DeploymentKind:
         `found`: the demand of the workload. `slo`: the targets, which `percentile` percent of each class must meet.
         """
         try:
-            specs = [self._spec(degree) for degree in self.degrees]
+            specs = [self.machine.worker("mixed", degree, self._config()) for degree in self.degrees]
         except ValueError as error:
             return str(error)
         if (reason := why_never(specs[0], specs[-1], found, slo, percentile)) is not None:
@@ -82,9 +78,6 @@ class DeploymentKind:
             max_num_seqs=min(self.config.engine.max_num_seqs, self.budget),
         )
         return replace(self.config, engine=engine, slo=replace(self.config.slo, itl_ms=self.itl_ms))
-
-    def _spec(self, degree: int) -> WorkerSpec:
-        return self.machine.worker("mixed", degree, self._config())
 
 
 def recipes(

@@ -38,7 +38,7 @@ def render_plan(path: Path, workload: str, plan: Plan, curves: Mapping[str, Sequ
 
 def _tried(axes: Any, workload: str, plan: Plan) -> None:
     for kind, colour in _COLOURS.items():
-        tried = [(r.cost(n), v) for r, n, v in plan.tried if r.kind == kind]
+        tried = [(r.cost(n), v) for (r, n), v in plan.tried.items() if r.kind == kind]
         whole = [(cost, verdict.margin) for cost, verdict in tried if verdict.margin is not None]
         lost = [(cost, _GIVEN_UP) for cost, verdict in tried if verdict.margin is None]
         axes.scatter(*_columns(whole), color=colour, label=kind, s=28)

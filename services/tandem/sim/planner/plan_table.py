@@ -110,7 +110,7 @@ def _fewer(plan: Plan) -> str:
     """Return the largest failed deployment of each recipe, and those that failed with one of two seeds, with the
     targets that they missed."""
     failed: dict[DeploymentKind, tuple[int, SloResult]] = {}
-    for recipe, _, verdict in plan.tried:
+    for (recipe, _), verdict in plan.tried.items():
         size = verdict.deployment.num_gpus
         if not verdict.holds and size >= failed.get(recipe, (0, verdict))[0]:
             failed[recipe] = (size, verdict)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from tandem.core.quantile_sketch import QuantileSketch
 from tandem.core.slo import Slo
 from tandem.sim.cluster.cluster import SimCluster
 from tandem.sim.machines.deployment import Deployment
-from tandem.sim.report.latency_stats import GroupTally, LatencyStats
-from tandem.sim.report.report import SimulationReport
+from tandem.sim.report.report import LatencyStats, SimulationReport
 from tandem.sim.simulate import simulate
 from tandem.workload.scheduled_request import ScheduledRequest
 
@@ -54,7 +54,7 @@ class SloResult:
 
 
 class _GivenUpError(Exception):
-    """Raised inside a run, with its tally, when its targets can no longer be met."""
+    """Raised inside a run, with the missed targets, when they can no longer be met."""
 
 
 @dataclass(frozen=True)
@@ -76,18 +76,26 @@ class SloTarget:
         Every deployment gets the same seed, so that differences come from the deployments."""
 
         def watch(_: SimCluster, tally: LatencyStats) -> None:
-            if self._is_lost(tally):
-                raise _GivenUpError(tally)
+            misses = self._misses(tally, self._most, is_whole=False)
+            if misses:
+                raise _GivenUpError(misses)
 
         try:
             report, tally = simulate(deployment.cluster(self.seed), self.requests, self.slo, look=watch)
         except _GivenUpError as given_up:
-            (tally,) = given_up.args
-            return SloResult(deployment, self._misses(tally, is_whole=False), None, None, None, None)
-        ttft, itl = self._worst(tally, "ttft"), self._worst(tally, "itl")
+            (misses,) = given_up.args
+            return SloResult(deployment, misses, None, None, None, None)
+        groups = tally.groups.values()
+        ttft = max((self._percentile(group.ttft) for group in groups if group.ttft.count), default=None)
+        itl = max((self._percentile(group.itl) for group in groups if group.itl.count), default=None)
         pairs = ((ttft, self.slo.ttft_s), (itl, self.slo.itl_s))
         parts = [value / target for value, target in pairs if value is not None and target is not None]
-        return SloResult(deployment, self._misses(tally, is_whole=True), report, max(parts, default=None), ttft, itl)
+        allowed = {
+            name: (self._tolerated * group.num_requests, self._tolerated * group.itl.count)
+            for name, group in tally.groups.items()
+        }
+        misses = self._misses(tally, allowed, is_whole=True)
+        return SloResult(deployment, misses, report, max(parts, default=None), ttft, itl)
 
     # ---- inside
 
@@ -107,35 +115,21 @@ class SloTarget:
             gaps[scheduled.group] += scheduled.request.sampling.max_tokens - 1
         return {group: (self._tolerated * requests[group], self._tolerated * gaps[group]) for group in requests}
 
-    def _is_lost(self, tally: LatencyStats) -> bool:
-        most = self._most
-        for name, group in tally.groups.items():
-            late, late_gaps = most.get(name, (float("inf"), float("inf")))
-            if group.num_late > late + 1e-9 or group.num_late_gaps > late_gaps + 1e-9:
-                return True
-        return False
-
-    def _misses(self, tally: LatencyStats, *, is_whole: bool) -> tuple[Miss, ...]:
-        most = {} if is_whole else self._most
+    def _misses(
+        self, tally: LatencyStats, allowed: Mapping[str, tuple[float, float]], *, is_whole: bool
+    ) -> tuple[Miss, ...]:
+        """Return the missed targets; `allowed` has the most late requests and late gaps of each class."""
         found: list[Miss] = []
-        for name in sorted(tally.groups):
+        for name in sorted(tally.groups.keys() & allowed.keys()):
             group = tally.groups[name]
-            late, late_gaps = most.get(name, self._allowed(group))
+            late, late_gaps = allowed[name]
             if group.num_late > late + 1e-9:
-                value = self._percentile(group, "ttft") if is_whole and not group.errors else None
+                value = self._percentile(group.ttft) if is_whole and not group.errors and group.ttft.count else None
                 found.append(Miss(name, "TTFT", value, self.slo.ttft_s, group.num_late / group.num_requests))
             if group.num_late_gaps > late_gaps + 1e-9:
-                value = self._percentile(group, "itl") if is_whole else None
+                value = self._percentile(group.itl) if is_whole else None
                 found.append(Miss(name, "ITL", value, self.slo.itl_s, group.num_late_gaps / group.itl.count))
         return tuple(found)
 
-    def _allowed(self, group: GroupTally) -> tuple[float, float]:
-        return self._tolerated * group.num_requests, self._tolerated * group.itl.count
-
-    def _percentile(self, group: GroupTally, measure: str) -> float | None:
-        histogram = group.ttft if measure == "ttft" else group.itl
-        return histogram.percentile(self.percentile / 100) if histogram.count else None
-
-    def _worst(self, tally: LatencyStats, measure: str) -> float | None:
-        values = [self._percentile(group, measure) for group in tally.groups.values()]
-        return max((value for value in values if value is not None), default=None)
+    def _percentile(self, times: QuantileSketch) -> float:
+        return times.percentile(self.percentile / 100)

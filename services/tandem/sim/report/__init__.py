@@ -1,5 +1,5 @@
 """Compute and show the results of a simulated run: latencies, rates, time series, tables and charts.
 
-`latency_stats.LatencyStats` collects the requests as they end, `report.report` computes the figures of the run, `table`
+`report.LatencyStats` collects the requests as they end, `report.report` computes the figures of the run, `table`
 and `chart` show them. Read `report` first.
 """

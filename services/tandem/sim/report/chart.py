@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.quantile_sketch import QuantileSketch
-from tandem.sim.report.latency_stats import LatencyStats
+from tandem.sim.report.report import LatencyStats
 from tandem.sim.report.time_series import Series
 
 ENDINGS = (".svg", ".png", ".pdf")

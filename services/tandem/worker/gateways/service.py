@@ -179,9 +179,9 @@ class WorkerService(WorkerServicer):
 
     async def drain(self, timeout_s: float, *, is_final: bool = False) -> DrainResult:
         """Refuse new jobs, let running ones migrate or finish, and wait up to `timeout_s` seconds until no job and no
-        lease (offer of KV to another worker) is left, or the drain is undone, which `is_final` forbids. Returns how many
-        jobs and leases are left, and how many sequences migrated or went back to gateways; all numbers are 0 where the
-        engine has ended. Does not raise."""
+        lease (offer of KV to another worker) is left, or the drain is undone, which `is_final` forbids. Returns how
+        many jobs and leases are left, and how many sequences migrated or went back to gateways; all numbers are 0 where
+        the engine has ended. Does not raise."""
         self._is_draining = True
         self._is_stopping |= is_final
         try:
