@@ -71,7 +71,7 @@ class Program:
         self._api: Any = None
         self._metrics = PlannerMetrics(self._telemetry.metrics, lambda: self.actuator.leads)
         self.actuator: Actuator = self._actuator()
-        scaler = Scaler(config.planner, LatencyTargets.of(config.slo).interactive.slo)
+        scaler = Scaler(config.planner, LatencyTargets.of(config.slo).interactive)
         planner = Planner(
             config.planner, self._demand_store, self._inventory, scaler, self.actuator, self._clock,
             own_model=config.model.served_names[0],
