@@ -11,7 +11,7 @@ import msgspec
 from loadtest.client.client import Answer, Refused, SseParser
 from tandem.cli.chat import deltas
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.http.responses import EventStream
+from tandem.gateway.http.exchange import EventStream
 from tests.hostile.surface import Surface
 
 _CHAT = (

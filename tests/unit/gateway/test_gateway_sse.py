@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.gateway.http.exchange import Exchange
-from tandem.gateway.http.responses import EventStream
+from tandem.gateway.http.exchange import EventStream, Exchange
 
 
 async def opened(writes: list[bytes]) -> tuple[Exchange, EventStream]:

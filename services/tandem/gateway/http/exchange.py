@@ -1,4 +1,4 @@
-"""Hold the request and the state of the response of one HTTP exchange, and make its responses and errors."""
+"""Hold the request and the state of the response of one HTTP exchange, and write its responses, events and errors."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ DEFAULT_RETRY_S = 1.0
 NO_SNIFFING = b"x-content-type-options", b"nosniff"
 _UNPRINTABLE = re.compile(rb"[^\x20-\x7e]")
 _MAX_MESSAGE_CHARS, _MAX_PARAM_CHARS = 2_000, 200
+_EVENT_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    # Makes nginx and compatible proxies pass events on without buffering.
+    "x-accel-buffering": "no",
+}
+_FULL_BYTES = 16 << 10
+"""Number of held bytes from which on events are written without waiting for more."""
 
 
 class Exchange(Request):
@@ -64,6 +72,16 @@ class Exchange(Request):
         else:
             self.complete = not message.get("more_body", False)
         await self._send(message)
+
+    async def begin(self, headers: Mapping[str, str]) -> None:
+        """Send the head of a response with status 200 and these headers."""
+        encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        await self.send({"type": "http.response.start", "status": 200, "headers": encoded})
+
+    async def send_json(self, body: bytes, headers: Mapping[str, str]) -> None:
+        """Send a whole response with status 200 and a body of JSON; costs less than `json_response`."""
+        await self.begin({"content-type": "application/json", "content-length": str(len(body)), **headers})
+        await self.send({"type": "http.response.body", "body": body})
 
     async def read_body(self, limit: int, large: int, begin_large: Callable[[int], Awaitable[None]]) -> bytes:
         """Read and return the whole body. Before more than `large` bytes of it are read, `begin_large` is awaited once,
@@ -196,3 +214,56 @@ def _too_large(limit: int) -> TandemError:
         ErrorKind.BODY_TOO_LARGE,
         f"the request body is larger than {int(limit):,} bytes, the limit of this gateway (gateway.max_body)",
     )
+
+
+class EventStream:
+    """Write one response of type text/event-stream to `exchange`: call `open` or `heartbeat` first, then `send` and
+    `heartbeat` any number of times, then `close`.
+
+    An error after the first byte is written as one event and ends the stream without `[DONE]`."""
+
+    __slots__ = ("_exchange", "_held")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._held = bytearray()
+
+    async def open(self, headers: Mapping[str, str]) -> None:
+        """Send the head of the response, with status 200, the headers of an event stream, and `headers`."""
+        self._exchange.late_error = lambda error: bytes(self._held + _frame(error_body(error)))
+        await self._exchange.begin({**_EVENT_HEADERS, **headers})
+
+    async def heartbeat(self, headers: Mapping[str, str]) -> None:
+        """Send a comment, which clients skip, so that no proxy closes the connection as dead. Opens the stream with
+        `headers` first where it is not open yet."""
+        if not self._exchange.started:
+            await self.open(headers)
+        await self._write(b": heartbeat\n\n", more=True)
+
+    async def send(self, *events: bytes, more_follow: bool = False) -> None:
+        """Send events, each of them one line of JSON.
+
+        `more_follow`: the caller will send further events without waiting. The given events are then held and written
+        together with the next ones, or once 16 KiB are held, because a write is half of the cost of a token.
+        """
+        for event in events:
+            self._held += _frame(event)
+        if self._held and (not more_follow or len(self._held) >= _FULL_BYTES):
+            await self._write(self._take_held(), more=True)
+
+    async def close(self, *events: bytes) -> None:
+        """Send all held events, `events` and `[DONE]`, which marks a complete stream, and end the response."""
+        last = b"".join(map(_frame, (*events, b"[DONE]")))
+        await self._write(self._take_held() + last, more=False)
+
+    async def _write(self, body: bytes, *, more: bool) -> None:
+        await self._exchange.send({"type": "http.response.body", "body": body, "more_body": more})
+
+    def _take_held(self) -> bytes:
+        held = bytes(self._held)
+        self._held.clear()
+        return held
+
+
+def _frame(event: bytes) -> bytes:
+    return b"data: %b\n\n" % event

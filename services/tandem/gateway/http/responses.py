@@ -3,80 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
 from tandem.gateway.context.request_context import TIMING_HEADER
-from tandem.gateway.http.exchange import Exchange, error_body, header_value, json_response
+from tandem.gateway.http.exchange import EventStream, Exchange, header_value
 from tandem.gateway.http.openai_response import ResponseFormatter
 from tandem.gateway.http.tandem_facts import server_timing, tandem_facts
 from tandem.gateway.output.text_stream import ChoiceEnd
 from tandem.gateway.serving.completions import CompletionStream, Part
 from tandem.gateway.serving.echo import ScoredPrompt
-
-_EVENT_HEADERS = {
-    "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
-    # Makes nginx and compatible proxies pass events on without buffering.
-    "x-accel-buffering": "no",
-}
-_FULL_BYTES = 16 << 10
-"""Number of held bytes from which on events are written without waiting for more."""
-
-
-class EventStream:
-    """Write one response of type text/event-stream to `exchange`: call `open` or `heartbeat` first, then `send` and
-    `heartbeat` any number of times, then `close`.
-
-    An error after the first byte is written as one event and ends the stream without `[DONE]`."""
-
-    __slots__ = ("_exchange", "_held")
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._held = bytearray()
-
-    async def open(self, headers: Mapping[str, str]) -> None:
-        """Send the head of the response, with status 200, the headers of an event stream, and `headers`."""
-        self._exchange.late_error = lambda error: bytes(self._held + _frame(error_body(error)))
-        encoded = [(name.encode(), value.encode("latin-1")) for name, value in {**_EVENT_HEADERS, **headers}.items()]
-        await self._exchange.send({"type": "http.response.start", "status": 200, "headers": encoded})
-
-    async def heartbeat(self, headers: Mapping[str, str]) -> None:
-        """Send a comment, which clients skip, so that no proxy closes the connection as dead. Opens the stream with
-        `headers` first where it is not open yet."""
-        if not self._exchange.started:
-            await self.open(headers)
-        await self._write(b": heartbeat\n\n", more=True)
-
-    async def send(self, *events: bytes, more_follow: bool = False) -> None:
-        """Send events, each of them one line of JSON.
-
-        `more_follow`: the caller will send further events without waiting. The given events are then held and written
-        together with the next ones, or once 16 KiB are held, because a write is half of the cost of a token.
-        """
-        for event in events:
-            self._held += _frame(event)
-        if self._held and (not more_follow or len(self._held) >= _FULL_BYTES):
-            await self._write(self._take_held(), more=True)
-
-    async def close(self, *events: bytes) -> None:
-        """Send all held events, `events` and `[DONE]`, which marks a complete stream, and end the response."""
-        last = b"".join(map(_frame, (*events, b"[DONE]")))
-        await self._write(self._take_held() + last, more=False)
-
-    async def _write(self, body: bytes, *, more: bool) -> None:
-        await self._exchange.send({"type": "http.response.body", "body": body, "more_body": more})
-
-    def _take_held(self) -> bytes:
-        held = bytes(self._held)
-        self._held.clear()
-        return held
-
-
-def _frame(event: bytes) -> bytes:
-    return b"data: %b\n\n" % event
 
 
 async def send_completion(
@@ -150,8 +87,7 @@ async def _collect(
     timing = answer.timing
     if timing is not None:
         headers[TIMING_HEADER] = server_timing(timing)
-    response = json_response(formatter.body(gathered, tandem_facts(answer, timing)), headers=headers)
-    await response(exchange.scope, exchange.receive, exchange.send)
+    await exchange.send_json(formatter.body(gathered, tandem_facts(answer, timing)), headers)
 
 
 def _headers(answer: CompletionStream) -> dict[str, str]:
