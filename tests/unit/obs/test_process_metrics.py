@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 
 import pytest
-from prometheus_client.process_collector import ProcessCollector
 
 from tandem.obs.metrics import process_metrics
 from tandem.obs.metrics.instruments import PROCESS_CPU, PROCESS_FILES, PROCESS_MEMORY
@@ -39,7 +37,7 @@ def test_a_process_knows_what_it_takes() -> None:
 
 
 def test_other_systems_have_no_such_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_metrics, "ProcessCollector", partial(ProcessCollector, proc="/nowhere"))
+    monkeypatch.setattr(process_metrics, "_STAT", Path("/nowhere"))
     metrics = Metrics()
     process_metrics.watch_process(metrics)
     assert metrics.collect() == []
