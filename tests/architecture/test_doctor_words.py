@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tandem.cli.subcommands import add_doctor_flags
+from tandem.cli.subcommands import SUBCOMMANDS
 from tandem.core.settings import flags_of, settings
 from tests.architecture.test_docs import names
 
@@ -40,9 +40,11 @@ def written() -> str:
     return "\n".join(node.value for node in nodes if isinstance(node.value, str))
 
 
-def own_flags() -> set[str]:
+def own_flags(*subcommands: str) -> set[str]:
+    """Return the flags that `tandem SUBCOMMAND` has besides those of settings."""
     parser = argparse.ArgumentParser(add_help=False)
-    add_doctor_flags(parser)
+    for subcommand in subcommands:
+        SUBCOMMANDS[subcommand].add_flags(parser)
     return set(parser._option_string_actions)
 
 
@@ -56,7 +58,7 @@ def test_every_setting_and_every_key_of_values_that_is_named_is_there() -> None:
 
 
 def test_every_flag_that_is_named_is_one() -> None:
-    flags = {flag for found in flags_of().values() for flag in found} | own_flags() | ELSEWHERE
+    flags = {flag for found in flags_of().values() for flag in found} | own_flags("doctor", "drain") | ELSEWHERE
     named = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", written()))
     assert len(named) > 8 and named <= flags
 
@@ -64,7 +66,7 @@ def test_every_flag_that_is_named_is_one() -> None:
 def test_the_page_has_the_doctor_s_own_flags() -> None:
     rows = [line for line in PAGE.splitlines() if line.startswith("| `--")]
     named = {name.split()[0] for row in rows for name in names(row.split("|")[1])}
-    assert named == own_flags()
+    assert named == own_flags("doctor")
 
 
 def is_value(key: str) -> bool:

@@ -6,7 +6,10 @@ import argparse
 import asyncio
 import os
 import socket
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import grpc.aio
 
@@ -19,6 +22,8 @@ from tandem.wire.gen import worker_pb2
 from tandem.wire.listener_probe import refuses_connections
 from tandem.wire.peer_auth import PeerAuth, means_other_life, reason_of
 from tandem.worker.run_file import read_run_files
+
+T = TypeVar("T")
 
 MARGIN_S = 5.0
 """Time for the reply, in addition to the worker's timeout."""
@@ -45,21 +50,23 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
         raise TandemError(ErrorKind.INVALID_REQUEST, "--undo takes neither --local nor --timeout", param="undo")
     if args.local:
         return asyncio.run(_drain_local(config, timeout_s))
-    num_left = asyncio.run(_drain_one(config, args.worker, timeout_s, undo=args.undo))
     if args.undo:
+        asyncio.run(_call_one(config, args.worker, "undo the drain of", _undo))
         print(f"{args.worker} accepts new jobs again")  # noqa: T201 - the command's output
         return 0
-    return _print_result(args.worker, num_left, timeout_s)
+    reply = asyncio.run(_call_one(config, args.worker, "drain", partial(_drain, timeout_s=timeout_s)))
+    return _print_result(args.worker, reply, timeout_s)
 
 
-async def _drain_one(config: Config, worker: str, timeout_s: float, *, undo: bool) -> int:
+async def _call_one(config: Config, worker: str, what: str, call: Callable[[PeerAuth, WorkerRef], Awaitable[T]]) -> T:
+    """Return what `call` returns for the worker named `worker`. Raises TandemError where the worker is unknown or does
+    not answer. `what`: the beginning of the error message, after "cannot"."""
     async with members_of(config) as members:
         record = await members.find(worker)
         try:
-            return await _drain(members.trust, record.worker, timeout_s, undo=undo)
+            return await call(members.trust, record.worker)
         except grpc.aio.AioRpcError as error:
-            what = f"undo the drain of worker {worker}" if undo else f"drain worker {worker}"
-            raise TandemError(ErrorKind.WORKER_LOST, f"cannot {what}: {reason_of(error)}") from error
+            raise TandemError(ErrorKind.WORKER_LOST, f"cannot {what} worker {worker}: {reason_of(error)}") from error
 
 
 async def _drain_local(config: Config, timeout_s: float) -> int:
@@ -80,7 +87,8 @@ async def _drain_local(config: Config, timeout_s: float) -> int:
 async def _drain_found(trust: PeerAuth, worker: WorkerRef, timeout_s: float) -> int:
     """Drain a worker that was found by its run file; returns the exit code.
 
-    If the worker has ended without removing its file, there is nothing left to drain: returns 0.
+    If the worker has ended without removing its file, so that its address refuses connections, there is nothing left
+    to drain: returns 0.
     """
     try:
         return _print_result(worker.id, await _drain(trust, worker, timeout_s), timeout_s)
@@ -92,15 +100,23 @@ async def _drain_found(trust: PeerAuth, worker: WorkerRef, timeout_s: float) -> 
         return 0 if has_ended else 1
 
 
-async def _drain(trust: PeerAuth, worker: WorkerRef, timeout_s: float, *, undo: bool = False) -> int:
-    """Drain a worker, or undo its drain, and return the number of jobs and leases that are left."""
-    request = worker_pb2.DrainRequest(timeout_ms=round(timeout_s * 1e3), undo=undo)
+async def _drain(trust: PeerAuth, worker: WorkerRef, timeout_s: float) -> worker_pb2.DrainReply:
+    request = worker_pb2.DrainRequest(timeout_ms=round(timeout_s * 1e3))
     async with open_stub(trust, worker) as stub:
-        reply = await stub.Drain(request, timeout=timeout_s + MARGIN_S)
-        return int(reply.num_left)
+        return await stub.Drain(request, timeout=timeout_s + MARGIN_S)
 
 
-def _print_result(worker: str, num_left: int, timeout_s: float) -> int:
-    result = f"{num_left or 'no'} jobs and leases are left" + (f" after {timeout_s:g} s" if num_left else "")
+async def _undo(trust: PeerAuth, worker: WorkerRef) -> None:
+    async with open_stub(trust, worker) as stub:
+        await stub.UndoDrain(worker_pb2.UndoDrainRequest(), timeout=MARGIN_S)
+
+
+def _print_result(worker: str, reply: worker_pb2.DrainReply, timeout_s: float) -> int:
+    """Print the result of a drain, and return the exit code of the command."""
+    left = f"{reply.num_left or 'no'} jobs and leases are left"
+    if reply.is_undone:
+        print(f"{worker} accepts new jobs again, because its drain was undone; {left}")  # noqa: T201
+        return 1
+    result = left + (f" after {timeout_s:g} s" if reply.num_left else "")
     print(f"{worker} accepts no new jobs; {result}")  # noqa: T201 - the command's output
-    return 1 if num_left else 0
+    return 1 if reply.num_left else 0

@@ -148,12 +148,13 @@ class DrainResult:
 
     `num_left`: choices and leases that must still end. `num_migrated`: choices that were migrated with their KV and
     went on at other workers. `num_requeued`: choices that failed with the kind DRAINING, so that another worker
-    computes them anew.
+    computes them anew. `is_undone`: the drain was undone before it was complete.
     """
 
     num_left: int
     num_migrated: int = 0
     num_requeued: int = 0
+    is_undone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,12 +122,12 @@ def judge_roles(worker_list: WorkerList, disaggregation: str) -> tuple[Finding, 
 
     `disaggregation`: value of gateway.disaggregation. If it is strict, a missing role is a failure, else a warning.
     """
+    draining = [worker for worker in worker_list.workers if worker.is_live and worker.is_draining]
     live = [worker for worker in worker_list.workers if worker.is_live and not worker.is_draining]
     if not live:
-        reason = "no worker that accepts jobs answers; `tandem drain WORKER --undo` ends the drain of one"
-        return (skip("roles", worker_list.reason or reason),)
-    draining = [worker.ref.id for worker in worker_list.workers if worker.is_live and worker.is_draining]
-    return tuple(_role_finding(model, found, draining, disaggregation) for model, found in _by_model(live))
+        hint = "; `tandem drain WORKER --undo` ends the drain of one" if draining else ""
+        return (skip("roles", worker_list.reason or f"no worker that accepts jobs answers{hint}"),)
+    return tuple(_role_finding(model, found, disaggregation, draining) for model, found in _by_model(live))
 
 
 def skews_of(worker_list: WorkerList) -> list[Skew]:
@@ -197,9 +197,11 @@ def _kind(worker: WorkerFacts) -> str:
     return f"{worker.fingerprint[:12]} over {worker.transport or 'an unknown transport'}"
 
 
-def _role_finding(model: str, workers: Sequence[WorkerFacts], draining: Sequence[str], disaggregation: str) -> Finding:
-    """Report the roles of a model's workers; one pair of the same kind is enough. `draining`: ids of workers that
-    drain, which may be what is missing."""
+def _role_finding(
+    model: str, workers: Sequence[WorkerFacts], disaggregation: str, draining: Sequence[WorkerFacts]
+) -> Finding:
+    """Report the roles of a model's workers; one pair of the same kind is enough. `draining`: the workers of all models
+    that drain; one of them may be what is missing."""
     roles = ", ".join(f"{sum(w.role == r for w in workers)} {r}" for r in sorted({w.role for w in workers}))
     for kind in {worker.kind for worker in workers}:
         found = {worker.role for worker in workers if worker.kind == kind}
@@ -209,7 +211,7 @@ def _role_finding(model: str, workers: Sequence[WorkerFacts], draining: Sequence
     other = "decode" if lacks == "decodes" else "prefill"
     summary = f"{model}: {roles}, and no worker of their kind {lacks}: no request is disaggregated"
     fix = f"start a worker with --pool {other}, or run `tandem role WORKER {other}`"
-    if draining:
-        verb = "drain" if len(draining) > 1 else "drains"
-        fix += f"; {', '.join(draining)} {verb}: `tandem drain WORKER --undo` ends that"
+    missing = [worker.ref.id for worker in draining if worker.model == model and worker.role == other]
+    if missing:
+        fix += f", or let {missing[0]} accept jobs again: `tandem drain {missing[0]} --undo`"
     return wrong("roles", summary, fix, is_fatal=disaggregation == "strict")

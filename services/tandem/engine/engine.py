@@ -56,7 +56,7 @@ class Engine:
     - `speculation`: how tokens are drafted; with None a step samples at most one token of each sequence.
 
     Attributes: `num_preempted`: preemptions of sequences since the start. `num_generated`: tokens sampled since the
-    start. `draining`: whether `start_drain` was called.
+    start. `draining`: whether the worker drains.
     """
 
     def __init__(
@@ -141,10 +141,12 @@ class Engine:
         self._migrations.begin_drain(now)
         return self._migrate_or_requeue(now)
 
-    def end_drain(self) -> None:
-        """Accept new jobs again after `start_drain`. Sequences that were offered to other workers may still move."""
+    def end_drain(self) -> list[Effect]:
+        """Accept new jobs again after `start_drain`, and return no effects. Sequences that other workers were offered
+        may still move."""
         self.draining = False
         self._migrations.end_drain()
+        return []
 
     # ---- the step
 

@@ -110,14 +110,15 @@ class Migrations:
     def begin_drain(self, now: float) -> None:
         """Start the drain: from now on `offer_all` offers all running sequences. Earlier offers that no consumer
         follows become void, so their sequences are offered again."""
+        if not self.is_draining:
+            self.num_migrated = self.num_requeued = 0
         self.is_draining = True
         for job in list(self._offers):
             self._void(job, now)
 
     def end_drain(self) -> None:
-        """End the drain: running sequences that are not offered yet stay here, and both numbers start anew."""
+        """End the drain: running sequences stay here, except those that are offered already."""
         self.is_draining = False
-        self.num_migrated = self.num_requeued = 0
 
     def follow(self, key: HandoffKey, now: float) -> None:
         """Open the lease of an offer that a consumer has started to follow, and announce the blocks that are complete.

@@ -1,9 +1,10 @@
 """Track which pods are draining and whether jobs or leases are left on them.
 
 A pod drains if this planner requested it, or if its workers have been drained and idle for long: then another planner,
-usually the previous leader, started the drain, and a drained worker does not accept work again. (A worker that Serve
-ends for its own reasons is gone before that time.) A worker that is not in the registry may still serve: it is drained
-at its last known address, and a pod counts as starting only if this planner saw the pod appear.
+usually the previous leader, started the drain. Such a drain ends where a worker accepts work again, because somebody
+has undone it (`tandem drain --undo`). A worker that Serve ends for its own reasons is gone before that time. A worker
+that is not in the registry may still serve: it is drained at its last known address, and a pod counts as starting only
+if this planner saw the pod appear.
 """
 
 from __future__ import annotations
@@ -33,15 +34,21 @@ counts as starting. In a longer interval the pod may have had a worker that nobo
 @dataclass(slots=True)
 class _PodState:
     """Describe what is known of a pod. `is_starting`: it appeared during this planner's watch and has had no worker
-    yet. `idle_since`: time from which on all its workers are drained and idle; infinite if they are not. `workers`: the
-    workers seen in it last."""
+    yet. `is_requested`, `is_adopted`: it drains because this planner requested it, or because its workers have been
+    drained and idle for long. `idle_since`: time from which on all its workers are drained and idle; infinite if they
+    are not. `workers`: the workers seen in it last."""
 
     last_seen_at: float
     is_starting: bool
-    is_draining: bool = False
+    is_requested: bool = False
+    is_adopted: bool = False
     is_empty: bool = False
     idle_since: float = math.inf
     workers: Sequence[WorkerState] = ()
+
+    @property
+    def is_draining(self) -> bool:
+        return self.is_requested or self.is_adopted
 
 
 class PodDrain:
@@ -81,7 +88,7 @@ class PodDrain:
         leases are left on them; the next call of `look` takes this into account. `look` must have been called for the
         pods `names` before. A worker that does not answer raises nothing."""
         for name in names:
-            self._pods[name].is_draining = True
+            self._pods[name].is_requested = True
         states = [(pod, self._pods[pod.name]) for pod in pods if pod.name in self._pods]
         affected = [
             worker for pod, state in states if state.is_draining for worker in _inside(pod, workers) or state.workers
@@ -97,7 +104,9 @@ class PodDrain:
         is_idle = bool(inside) and all(worker.is_draining and not worker.num_jobs for worker in inside)
         state.idle_since = min(state.idle_since, now) if is_idle else math.inf
         if now - state.idle_since >= ADOPT_S:
-            state.is_draining = True
+            state.is_adopted = True
+        elif any(worker.load is not None and not worker.load.draining for worker in inside):
+            state.is_adopted = False
         num_left = [self._num_left.get(worker.ref) for worker in state.workers]
         if num_left and not any(number != 0 for number in num_left):
             state.is_empty = True

@@ -90,7 +90,7 @@ def test_a_missing_role() -> None:
     for worker_list, lacks, fix in (
         (WorkerList(PAIR.workers[:1]), "decodes", "`tandem role WORKER decode`"),
         (WorkerList(PAIR.workers[1:]), "prefills", "`tandem role WORKER prefill`"),
-        (WorkerList((PAIR.workers[0], worker("d", "decode", is_draining=True))), "decodes", "d drains: `tandem"),
+        (WorkerList((PAIR.workers[0], worker("d", "decode", is_draining=True))), "decodes", "`tandem drain d --undo`"),
         (WorkerList((PAIR.workers[0], worker("d", "decode", OTHER))), "decodes", "--pool decode"),
         (WorkerList((PAIR.workers[0], worker("d", "decode", transport="local"))), "decodes", "--pool decode"),
     ):

@@ -152,7 +152,7 @@ def test_who_changes_its_role() -> None:
 
 
 def test_a_target_of_zero_is_none() -> None:
-    slo = LatencyTargets.of(SloConfig(ttft_ms=500, itl_ms=0)).interactive.slo
+    slo = LatencyTargets.of(SloConfig(ttft_ms=500, itl_ms=0)).interactive
     assert (slo.ttft_s, slo.itl_s) == (0.5, None)
 
 

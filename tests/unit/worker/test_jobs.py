@@ -358,8 +358,8 @@ async def test_a_drain_is_undone_and_the_worker_accepts_jobs_again(nodes: Nodes)
     await node.client.num_tokens(key, 1)
     draining = asyncio.ensure_future(node.client.stub.Drain(pb.DrainRequest(timeout_ms=20_000)))
     await node.client.until(lambda: node.client.load.draining)
-    assert (await node.client.stub.Drain(pb.DrainRequest(undo=True))).num_left == 1
-    assert (await draining).num_left == 1, "a drain that was undone does not wait for its timeout"
+    await node.client.stub.UndoDrain(pb.UndoDrainRequest())
+    assert (await draining).is_undone, "a drain that was undone does not wait for its timeout"
     await node.client.until(lambda: not node.client.load.draining)
     other = await node.client.generate(new_request(MODEL, PROMPT, 4))
     for each, length in ((key, 50), (other, 4)):
@@ -375,7 +375,7 @@ async def test_the_drain_of_a_worker_that_stops_cannot_be_undone(nodes: Nodes) -
     stopping = asyncio.ensure_future(node.worker.drain(20.0))
     await node.client.until(lambda: node.client.load.draining)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await node.client.stub.Drain(pb.DrainRequest(undo=True))
+        await node.client.stub.UndoDrain(pb.UndoDrainRequest())
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert (await stopping).num_left == 0
 

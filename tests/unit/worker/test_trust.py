@@ -60,6 +60,7 @@ METHODS: dict[str, tuple[str, Any]] = {
     "Release": ("unary_unary", worker_pb2.ReleaseRequest()),
     "Describe": ("unary_unary", worker_pb2.DescribeRequest(with_bundle=True)),
     "Drain": ("unary_unary", worker_pb2.DrainRequest()),
+    "UndoDrain": ("unary_unary", worker_pb2.UndoDrainRequest()),
     "ProbeLink": ("unary_unary", worker_pb2.ProbeLinkRequest()),
     "Watch": ("unary_stream", worker_pb2.WatchRequest(gateway="g")),
     "StreamHandoff": ("stream_stream", kv_pb2.StreamHandoffRequest()),

@@ -526,22 +526,30 @@ class DescribeReply(_message.Message):
     def __init__(self, worker: _Optional[_Union[_kv_pb2.WorkerRef, _Mapping]] = ..., pool: _Optional[str] = ..., model: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., transport: _Optional[_Union[_kv_pb2.TransportPeer, _Mapping]] = ..., bundle_digest: _Optional[str] = ..., bundle: _Optional[_Union[TokenizerBundle, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., books: _Optional[_Union[Books, _Mapping]] = ..., transport_kind: _Optional[str] = ..., step_cost: _Optional[_Union[StepCost, _Mapping]] = ..., aliases: _Optional[_Iterable[str]] = ..., transport_proof: _Optional[bytes] = ..., role: _Optional[str] = ..., redis_problem: _Optional[str] = ..., num_redis_errors: _Optional[int] = ..., topology: _Optional[_Union[Topology, _Mapping]] = ..., metrics_address: _Optional[str] = ..., links: _Optional[_Iterable[_Union[LinkReport, _Mapping]]] = ..., machine: _Optional[str] = ..., wall_ns: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., lanes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("timeout_ms", "undo")
+    __slots__ = ("timeout_ms",)
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
-    UNDO_FIELD_NUMBER: _ClassVar[int]
     timeout_ms: int
-    undo: bool
-    def __init__(self, timeout_ms: _Optional[int] = ..., undo: _Optional[bool] = ...) -> None: ...
+    def __init__(self, timeout_ms: _Optional[int] = ...) -> None: ...
+
+class UndoDrainRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class UndoDrainReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class DrainReply(_message.Message):
-    __slots__ = ("num_left", "num_moved", "num_given_back")
+    __slots__ = ("num_left", "num_moved", "num_given_back", "is_undone")
     NUM_LEFT_FIELD_NUMBER: _ClassVar[int]
     NUM_MOVED_FIELD_NUMBER: _ClassVar[int]
     NUM_GIVEN_BACK_FIELD_NUMBER: _ClassVar[int]
+    IS_UNDONE_FIELD_NUMBER: _ClassVar[int]
     num_left: int
     num_moved: int
     num_given_back: int
-    def __init__(self, num_left: _Optional[int] = ..., num_moved: _Optional[int] = ..., num_given_back: _Optional[int] = ...) -> None: ...
+    is_undone: bool
+    def __init__(self, num_left: _Optional[int] = ..., num_moved: _Optional[int] = ..., num_given_back: _Optional[int] = ..., is_undone: _Optional[bool] = ...) -> None: ...
 
 class ProbeLinkRequest(_message.Message):
     __slots__ = ("source", "num_bytes")

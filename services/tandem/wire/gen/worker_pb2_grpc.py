@@ -76,6 +76,11 @@ class WorkerStub:
                 request_serializer=tandem_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
                 response_deserializer=tandem_dot_v1_dot_worker__pb2.DrainReply.FromString,
                 _registered_method=True)
+        self.UndoDrain = channel.unary_unary(
+                '/tandem.v1.Worker/UndoDrain',
+                request_serializer=tandem_dot_v1_dot_worker__pb2.UndoDrainRequest.SerializeToString,
+                response_deserializer=tandem_dot_v1_dot_worker__pb2.UndoDrainReply.FromString,
+                _registered_method=True)
         self.ProbeLink = channel.unary_unary(
                 '/tandem.v1.Worker/ProbeLink',
                 request_serializer=tandem_dot_v1_dot_worker__pb2.ProbeLinkRequest.SerializeToString,
@@ -144,6 +149,13 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def UndoDrain(self, request, context):
+        """Accepts jobs again after a Drain, which replies then. FAILED_PRECONDITION where the worker drains because it stops.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ProbeLink(self, request, context):
         """Reads test bytes from another worker's memory and reports the bandwidth and kind of the link.
         """
@@ -193,6 +205,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=tandem_dot_v1_dot_worker__pb2.DrainRequest.FromString,
                     response_serializer=tandem_dot_v1_dot_worker__pb2.DrainReply.SerializeToString,
+            ),
+            'UndoDrain': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndoDrain,
+                    request_deserializer=tandem_dot_v1_dot_worker__pb2.UndoDrainRequest.FromString,
+                    response_serializer=tandem_dot_v1_dot_worker__pb2.UndoDrainReply.SerializeToString,
             ),
             'ProbeLink': grpc.unary_unary_rpc_method_handler(
                     servicer.ProbeLink,
@@ -417,6 +434,33 @@ class Worker:
             '/tandem.v1.Worker/Drain',
             tandem_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
             tandem_dot_v1_dot_worker__pb2.DrainReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UndoDrain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.Worker/UndoDrain',
+            tandem_dot_v1_dot_worker__pb2.UndoDrainRequest.SerializeToString,
+            tandem_dot_v1_dot_worker__pb2.UndoDrainReply.FromString,
             options,
             channel_credentials,
             insecure,

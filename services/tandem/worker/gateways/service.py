@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -166,22 +167,32 @@ class WorkerService(WorkerServicer):
         return reply
 
     async def Drain(self, request: worker_pb2.DrainRequest, context: _Context) -> worker_pb2.DrainReply:
-        if request.undo:
-            if self._is_stopping:
-                reason = "the worker drains because it stops, which cannot be undone"
-                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
-            done = await self._end_drain()
-        else:
-            done = await self.drain(request.timeout_ms / 1e3)
+        done = await self.drain(request.timeout_ms / 1e3)
         return worker_pb2.DrainReply(
-            num_left=done.num_left, num_moved=done.num_migrated, num_given_back=done.num_requeued
+            num_left=done.num_left,
+            num_moved=done.num_migrated,
+            num_given_back=done.num_requeued,
+            is_undone=done.is_undone,
         )
+
+    async def UndoDrain(self, request: worker_pb2.UndoDrainRequest, context: _Context) -> worker_pb2.UndoDrainReply:
+        if self._is_stopping:
+            reason = "the worker drains because it stops, which cannot be undone"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
+        async with _abort_on_error(context):
+            await asyncio.wrap_future(self._driver.call(lambda engine, now: (None, engine.end_drain())))
+        self._is_draining = False
+        self._has_changed.set()
+        # Wake every stream, so that gateways without a job here learn of it at once.
+        self._gateways.wake()
+        _log.info("the worker accepts new jobs again: its drain was undone")
+        return worker_pb2.UndoDrainReply()
 
     async def drain(self, timeout_s: float, *, is_final: bool = False) -> DrainResult:
         """Refuse new jobs, let running ones migrate or finish, and wait up to `timeout_s` seconds until no job and no
         lease (offer of KV to another worker) is left, or the drain is undone, which `is_final` forbids. Returns how
-        many jobs and leases are left, and how many sequences migrated or went back to gateways; all numbers are 0 where
-        the engine has ended. Does not raise."""
+        many jobs and leases are left, how many sequences migrated or went back to gateways, and whether the drain was
+        undone; all numbers are 0 where the engine has ended. Does not raise."""
         self._is_draining = True
         self._is_stopping |= is_final
         try:
@@ -192,6 +203,8 @@ class WorkerService(WorkerServicer):
             done = await asyncio.wrap_future(self._driver.call(lambda engine, now: (engine.drained(), [])))
         except TandemError:
             return DrainResult(0)
+        if not self._is_draining:
+            return replace(done, is_undone=True)
         _log.info(
             "the drain has ended: %d sequences moved to other workers, %d went back to gateways, %d are unfinished",
             done.num_migrated,
@@ -206,23 +219,6 @@ class WorkerService(WorkerServicer):
                 while self.snapshot.num_live and self._is_draining:
                     self._has_changed.clear()
                     await self._has_changed.wait()
-
-    async def _end_drain(self) -> DrainResult:
-        self._is_draining = False
-        self._has_changed.set()
-
-        def end(engine: Engine, now: float) -> tuple[DrainResult, list[Effect]]:
-            done = engine.drained()
-            engine.end_drain()
-            return done, []
-
-        try:
-            done = await asyncio.wrap_future(self._driver.call(end))
-        except TandemError:
-            return DrainResult(0)
-        self._gateways.wake()
-        _log.info("the drain was undone: the worker accepts new jobs again")
-        return done
 
     def cancel(self, keys: Iterable[JobKey]) -> None:
         """Queue the cancellation of jobs and return without waiting for the engine; unknown jobs are ignored."""
