@@ -46,9 +46,11 @@ class _Wire:
         self.sent = b""
         self.late_error: Any = None
 
-    async def send(self, message: dict[str, Any]) -> None:
+    async def begin(self, headers: dict[str, str]) -> None:
         self.started = True
-        self.sent += message.get("body", b"")
+
+    async def send(self, message: dict[str, Any]) -> None:
+        self.sent += message["body"]
 
 
 def _write(data: bytes) -> None:

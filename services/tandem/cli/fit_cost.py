@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from tandem.cli.simulate_setup import refuse
+from tandem.core.errors import invalid_request
 from tandem.core.settings import Resolved
 from tandem.engine.step_log import StepLog, decode_log
 from tandem.sim.machines.profile import FitQuality, Profile, WorkerProfile, encode_profile, fit_worker, pool_named
@@ -24,7 +24,7 @@ def run(_resolved: Resolved, args: argparse.Namespace) -> int:
     try:
         args.output.write_text(encode_profile(profile))
     except OSError as error:
-        raise refuse(f"cannot write --output {args.output}: {error.strerror}") from error
+        raise invalid_request(f"cannot write --output {args.output}: {error.strerror}") from error
     sys.stdout.write("\n".join([*(_summary(pool, *found) for pool, found in fitted.items()), str(args.output), ""]))
     return 0
 
@@ -38,7 +38,9 @@ def read_logs(paths: Iterable[Path]) -> list[StepLog]:
     for path in paths:
         files = sorted(path.glob("*.jsonl")) if path.is_dir() else [path]
         if not files:
-            raise refuse(f"{path} has no step log (*.jsonl); workers write them into the directory of --step-log")
+            raise invalid_request(
+                f"{path} has no step log (*.jsonl); workers write them to the directory of --step-log"
+            )
         for file in files:
             try:
                 with file.open(encoding="utf-8") as lines:
@@ -47,7 +49,7 @@ def read_logs(paths: Iterable[Path]) -> list[StepLog]:
                 logs.append(log)
             except (OSError, ValueError) as error:
                 reason = getattr(error, "strerror", None) or error
-                raise refuse(f"cannot read step log {file}: {reason}") from error
+                raise invalid_request(f"cannot read step log {file}: {reason}") from error
     return logs
 
 
@@ -73,7 +75,7 @@ def profile_of(logs: Iterable[StepLog], fitted: Fitted, latency_s: float, bandwi
     heads = [log.head for log in logs]
     models = sorted({head.model for head in heads})
     if len(models) > 1:
-        raise refuse(f"the step logs are of several models ({', '.join(models)}): fit each model apart")
+        raise invalid_request(f"the step logs are of several models ({', '.join(models)}): fit each model apart")
     kinds = Counter(f"{head.pool} with {head.num_threads} threads" for head in heads)
     steps = sum(worker.num_steps for worker, _ in fitted.values())
     provenance = f"fitted on {steps} steps of {', '.join(f'{n} {kind}' for kind, n in sorted(kinds.items()))}"

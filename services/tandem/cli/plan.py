@@ -13,6 +13,7 @@ from tandem.cli import simulate_setup
 from tandem.cli.progress_bar import ProgressBar
 from tandem.core.clock import SystemClock
 from tandem.core.device_defaults import with_device_defaults
+from tandem.core.errors import invalid_request
 from tandem.core.settings import DEFAULT_LAYER, Resolved
 from tandem.core.slo import Slo, parse_slo
 from tandem.sim.machines.machine import Machine
@@ -64,7 +65,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
 def _refuse_searched(resolved: Resolved) -> None:
     for key, instead in _SEARCHED.items():
         if resolved.origins[key] != DEFAULT_LAYER:
-            raise simulate_setup.refuse(f"{key} (from {resolved.origins[key]}) cannot be set for a plan: {instead}")
+            raise invalid_request(f"{key} (from {resolved.origins[key]}) cannot be set for a plan: {instead}")
 
 
 def _targets(args: argparse.Namespace) -> tuple[SloTarget, SloTarget]:
@@ -74,15 +75,15 @@ def _targets(args: argparse.Namespace) -> tuple[SloTarget, SloTarget]:
     """
     slo, count = parse_slo(args.slo), simulate_setup.count_of(args)
     if slo == Slo():
-        raise simulate_setup.refuse("--slo is missing: name one or both targets, as in --slo ttft=500ms,itl=40ms")
+        raise invalid_request("--slo is missing: name one or both targets, as in --slo ttft=500ms,itl=40ms")
     if not 0 < args.percentile < 100:
-        raise simulate_setup.refuse(f"--percentile {args.percentile:g} must lie between 0 and 100")
+        raise invalid_request(f"--percentile {args.percentile:g} must lie between 0 and 100")
     if args.max_gpus < 1:
-        raise simulate_setup.refuse(f"--max-gpus {args.max_gpus} must be at least 1")
+        raise invalid_request(f"--max-gpus {args.max_gpus} must be at least 1")
     more = None if count is None else count * CONFIRMATION_TIMES
     first = list(simulate_setup.workload_requests(args, count, args.seed))
     if not first:
-        raise simulate_setup.refuse(f"--workload {args.workload} has no requests: name another file, or a built-in mix")
+        raise invalid_request(f"--workload {args.workload} has no requests: name another file, or a built-in mix")
     # A trace may have fewer requests than that.
     second = list(islice(simulate_setup.workload_requests(args, None, args.seed + CONFIRMATION_SEED), more))
     return (
@@ -97,7 +98,7 @@ def _recipes(
     degrees, budgets = _numbers("--tp", args.tp), _numbers("--budgets", args.budgets)
     link = simulate_setup.link_bandwidth(args)
     if len(machines) > 1 and not all(machine.price_per_hour for machine in machines):
-        raise simulate_setup.refuse(
+        raise invalid_request(
             "--hardware names several kinds, which are compared by price: --price must be more than 0"
         )
     return [r for m in machines for r in recipes(m, degrees, budgets, resolved.config, slo, link)]
@@ -145,7 +146,7 @@ def _axes(text: str) -> tuple[str, ...]:
 def _numbers(flag: str, text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdecimal() and int(part) > 0 for part in parts):
-        raise simulate_setup.refuse(f"{flag} {text} must be a comma-separated list of numbers from 1 on")
+        raise invalid_request(f"{flag} {text} must be a comma-separated list of numbers from 1 on")
     return sorted({int(part) for part in parts})
 
 

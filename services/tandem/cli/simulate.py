@@ -14,6 +14,7 @@ from tandem.cli.progress_bar import ProgressBar
 from tandem.cli.simulate_flags import SECTIONS
 from tandem.core.clock import SystemClock
 from tandem.core.config import PlannerConfig
+from tandem.core.errors import invalid_request
 from tandem.core.lane import ALL_LANES
 from tandem.core.settings import Resolved
 from tandem.core.slo import Slo, parse_slo
@@ -40,7 +41,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     It is 0 even if requests were not served. Raises TandemError(INVALID_REQUEST) for invalid flags."""
     machines, resolved = simulate_setup.machines(resolved, args)
     if len(machines) > 1:
-        raise simulate_setup.refuse(
+        raise invalid_request(
             f"--hardware {args.hardware} names several kinds, but a simulated cluster has one: name one"
         )
     deployment = Deployment(
@@ -55,7 +56,7 @@ def run(resolved: Resolved, args: argparse.Namespace) -> int:
     chart = simulate_setup.chart_path(args)
     if args.autoscale:
         if chart is not None:
-            raise simulate_setup.refuse("--chart cannot draw a run with --autoscale: write its numbers with --json")
+            raise invalid_request("--chart cannot draw a run with --autoscale: write its numbers with --json")
         return _run_autoscaled(deployment, resolved.config.planner, args, slo, path)
     series = Series() if path or chart else None
     count = simulate_setup.count_of(args)
@@ -88,7 +89,7 @@ def _run(
             requests = simulate_setup.workload_requests(args, count, args.seed)
             report, tally = simulate(deployment.cluster(args.seed), requests, slo, series=series, look=look)
         except ValueError as error:
-            raise simulate_setup.refuse(str(error)) from error
+            raise invalid_request(str(error)) from error
     return report, tally, clock.now() - began
 
 
@@ -151,7 +152,7 @@ def _run_autoscaled(
         try:
             done = simulate_elastic(spec, elastic, scaler, requests, slo)
         except ValueError as error:
-            raise simulate_setup.refuse(str(error)) from error
+            raise invalid_request(str(error)) from error
     heading = f"{args.workload}, seed {args.seed}: {args.autoscale}, beginning with {deployment}"
     facts = table.facts(deployment.machine.about)
     print(f"{heading}\n\n{done.describe(slo)}\n{facts}")  # noqa: T201 - the command's output
@@ -167,7 +168,7 @@ def _scaler(text: str, planner: PlannerConfig, slo: Slo) -> Autoscaler:
         return ScalerAdapter(Scaler(replace(planner, change_roles=False), slo))  # a simulated worker keeps its role
     numbers = rest.split(":")
     if kind != "queue" or len(numbers) != 2 or not all(n.isascii() and n.isdecimal() and int(n) for n in numbers):
-        raise simulate_setup.refuse(
+        raise invalid_request(
             f"--autoscale {text}: use planner, or queue=2:16 (requests at each prefill and decode worker)"
         )
     return QueueScaler(QueuePolicy(ongoing_per_worker=(float(numbers[0]), float(numbers[1]))))
@@ -175,10 +176,10 @@ def _scaler(text: str, planner: PlannerConfig, slo: Slo) -> Autoscaler:
 
 def _kinds(workers: Sequence[tuple[WorkerSpec, int]]) -> dict[Role, WorkerSpec]:
     if any(kind.lanes != ALL_LANES for kind, _ in workers):
-        raise simulate_setup.refuse("--autoscale sizes pools for all lanes: leave the lanes out of --pools")
+        raise invalid_request("--autoscale sizes pools for all lanes: leave the lanes out of --pools")
     kinds = {role: kind for kind, _ in workers for role in ROLES if kind.pool == role}
     if len(kinds) < len(ROLES):
-        raise simulate_setup.refuse(
+        raise invalid_request(
             "--autoscale needs a prefill and a decode worker to begin with: --pools prefill=1,decode=1"
         )
     return kinds

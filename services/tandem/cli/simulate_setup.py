@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from tandem.admission.tenant import Tenant
 from tandem.cli.simulate_flags import SECTIONS
 from tandem.core.config import value_of
-from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.errors import invalid_request
 from tandem.core.ids import TenantId
 from tandem.core.near_name import near_name
 from tandem.core.settings import DEFAULT_LAYER, Resolved, resolve
@@ -47,7 +47,7 @@ def machines(resolved: Resolved, args: argparse.Namespace) -> tuple[list[Machine
     With `--profile` there is one machine, and the settings with which its profile was measured replace the defaults.
     Raises TandemError(INVALID_REQUEST) for unknown names and for flags that contradict each other."""
     if args.price is not None and not 0 <= args.price < float("inf"):
-        raise refuse(f"--price {args.price} must be 0 or more")
+        raise invalid_request(f"--price {args.price} must be 0 or more")
     if args.profile is None:
         return [_roofline(args, name.strip()) for name in args.hardware.split(",")], resolved
     profile = decode_profile(_text_of("--profile", args.profile), args.profile)
@@ -66,7 +66,7 @@ def _measured(profile: Profile, name: str) -> dict[str, dict[str, Any]]:
         for worker in profile.workers.values()
     ]
     if any(values != found[0] for values in found):
-        raise refuse(f"the workers of --profile {name} ran with different settings: fit one profile for each")
+        raise invalid_request(f"the workers of --profile {name} ran with different settings: fit one profile for each")
     return {section: values for section, values in found[0].items() if section in SECTIONS}
 
 
@@ -78,7 +78,7 @@ def _roofline(args: argparse.Namespace, hardware: str) -> Machine:
     try:
         return roofline_machine(Roofline(shape, kind, 1, efficiency(args.efficiency), args.weights, args.kv))
     except ValueError as error:
-        raise refuse(str(error)) from error
+        raise invalid_request(str(error)) from error
 
 
 def _shape_name(name: str) -> str:
@@ -98,11 +98,11 @@ def efficiency(text: str) -> Efficiency:
         try:
             changed[field] = parse_time(value, f"--efficiency {part}") if field.endswith("_s") else float(value)
         except ValueError:
-            raise refuse(f"--efficiency {part}: {value!r} is not a number") from None
+            raise invalid_request(f"--efficiency {part}: {value!r} is not a number") from None
     try:
         return replace(SERVING, **changed)
     except ValueError as error:
-        raise refuse(f"--efficiency {text}: {error}") from error
+        raise invalid_request(f"--efficiency {text}: {error}") from error
 
 
 def link_bandwidth(args: argparse.Namespace) -> float | None:
@@ -113,7 +113,7 @@ def link_bandwidth(args: argparse.Namespace) -> float | None:
     if args.link is None:
         return None
     if not 0 < args.link < float("inf"):
-        raise refuse(f"--link {args.link} must be more than 0")
+        raise invalid_request(f"--link {args.link} must be more than 0")
     return float(args.link) * 1e9
 
 
@@ -128,7 +128,7 @@ def count_of(args: argparse.Namespace) -> int | None:
 
     Raises TandemError(INVALID_REQUEST) if `--count` is below 1."""
     if args.count is not None and args.count < 1:
-        raise refuse(f"--count {args.count} must be at least 1")
+        raise invalid_request(f"--count {args.count} must be at least 1")
     is_mix = args.workload in built_in_names() or Path(args.workload).suffix in (".yaml", ".yml")
     return COUNT if args.count is None and is_mix else args.count
 
@@ -159,14 +159,14 @@ def known(flag: str, name: str, table: Mapping[str, Value], key: str | None = No
         return table[key]
     nearest = near_name(key, table)
     hint = f"; did you mean {nearest}?" if nearest else ""
-    raise refuse(f"{flag} {name} is not known; known are {', '.join(table)}{hint}")
+    raise invalid_request(f"{flag} {name} is not known; known are {', '.join(table)}{hint}")
 
 
 def _text_of(flag: str, name: str) -> str:
     try:
         return Path(name).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise refuse(f"cannot read {flag} {name}: {getattr(error, 'strerror', None) or error}") from error
+        raise invalid_request(f"cannot read {flag} {name}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def writable(flag: str, name: str | None) -> Path | None:
@@ -177,7 +177,7 @@ def writable(flag: str, name: str | None) -> Path | None:
         return None
     path = Path(name)
     if not path.resolve().parent.is_dir() or path.is_dir():
-        raise refuse(f"cannot write {flag} {name}: its directory does not exist, or it is a directory")
+        raise invalid_request(f"cannot write {flag} {name}: its directory does not exist, or it is a directory")
     return path
 
 
@@ -199,7 +199,3 @@ def workload_document(args: argparse.Namespace) -> dict[str, Any]:
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
-
-
-def refuse(message: str) -> TandemError:
-    return TandemError(ErrorKind.INVALID_REQUEST, message)

@@ -134,7 +134,7 @@ class Gateway:
             tls=tls,
         )
         self._config = options
-        # The pool stops after the driver, whose last cancellations go to workers.
+        # They stop in reverse order: the driver before the pool, because its last cancellations go to workers.
         self._parts: list[_Part] = [
             *([] if self._metrics is None else [self._metrics]),
             *tenancy,

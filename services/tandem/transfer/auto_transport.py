@@ -74,7 +74,7 @@ def has_rdma(environ: Mapping[str, str], root: Path = Path("/")) -> bool:
 
 
 class _SelfTests:
-    """The self-tests of all transports as one read. `tests`: those that have not ended."""
+    """Poll the self-tests of all transports as one read. `tests`: those that have not ended."""
 
     def __init__(self, tests: list[PostedRead]) -> None:
         self._tests = tests

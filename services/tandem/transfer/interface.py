@@ -34,7 +34,7 @@ class ReadState(Enum):
 
 
 class PostedRead(Protocol):
-    """A read that a transport has begun."""
+    """Represent a read that a transport has begun."""
 
     def poll(self) -> ReadState:
         """Make progress on the read and return its state. Must not be called again after DONE or FAILED.

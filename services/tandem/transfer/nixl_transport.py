@@ -58,7 +58,7 @@ class _Link:
 
 @dataclass(slots=True, eq=False)
 class _Read:
-    """A read of a peer, or a self-test.
+    """Describe one read of a peer, or a self-test.
 
     `peer`: None for a self-test. `transfers`: the open transfers, one for each rank of the peer that holds some of the
     local heads. `content`: what a self-test must have read. `failed`: a transfer was cut off by a disconnect.

@@ -37,7 +37,7 @@ class _Target(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _EndedRead:
-    """A read that is over, as each is when it has been posted."""
+    """Represent a read that has ended, as each read has when it is posted."""
 
     def poll(self) -> ReadState:
         return ReadState.DONE

@@ -64,7 +64,7 @@ class _Peer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _BlockRead:
-    """A read of a peer's blocks."""
+    """Poll the pieces of one read of a peer's blocks."""
 
     peer: _Peer
     pieces: list[TcpPiece]
@@ -78,7 +78,7 @@ class _BlockRead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _SelfTest:
-    """A read of the test bytes of the own source, which must be `expected`, over a link of its own into `received`."""
+    """Read the test bytes of the own source, which must be `expected`, over a link of its own into `received`."""
 
     link: TcpLink
     received: npt.NDArray[np.uint8]

@@ -132,7 +132,7 @@ def _named(values: Mapping[str, _Value], headers: Mapping[str, str], header: str
         return None
     name = headers[header].strip().lower()
     if name not in values:
-        raise invalid_request(f"{header} must be one of {', '.join(values)}", header)
+        raise invalid_request(f"{header} must be {' or '.join(values)}", header)
     return values[name]
 
 

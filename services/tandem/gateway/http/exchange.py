@@ -119,17 +119,16 @@ class Exchange(Request):
         Returns when `work` has ended, also where it was cancelled, and raises what it raised. Call this after the body
         was read, because it consumes all further messages of the client."""
         connected = asyncio.timeout(None)
+        watcher = asyncio.ensure_future(self._end_at_disconnect(connected))
         try:
             async with connected:
-                watcher = asyncio.ensure_future(self._end_at_disconnect(connected))
-                try:
-                    await work
-                finally:
-                    watcher.cancel()
-                    await asyncio.wait({watcher})
+                await work
         except TimeoutError:
             if not connected.expired():
                 raise
+        finally:
+            watcher.cancel()
+            await asyncio.wait({watcher})
 
     async def _end_at_disconnect(self, connected: asyncio.Timeout) -> None:
         while (await self.receive())["type"] != "http.disconnect":

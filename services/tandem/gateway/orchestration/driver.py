@@ -238,7 +238,7 @@ class RequestDriver:
                 try:
                     self._execute(self.director.on_worker_events(worker, events, now))
                 except Exception:
-                    self._fleet.reopen(worker)
+                    self._fleet.reopen_after_error(worker)
                 if freed is not None:
                     self._execute(self.director.on_capacity(freed, now))
             case WorkerLost(worker, reason):

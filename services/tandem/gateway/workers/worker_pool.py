@@ -105,7 +105,7 @@ class WorkerPool(KnownWorkers[WorkerLink]):
                     try:
                         report = self._apply_update(event)
                     except Exception:
-                        self.reopen(link.ref)
+                        self.reopen_after_error(link.ref)
                         continue
                     if report.events or report.freed is not None:
                         yield report
@@ -286,7 +286,7 @@ class WorkerPool(KnownWorkers[WorkerLink]):
         if link is not None:
             link.send_order(order)
 
-    def reopen(self, worker: WorkerRef) -> None:
+    def reopen_after_error(self, worker: WorkerRef) -> None:
         """Log the exception that is being handled, and open the worker's Watch stream again, unless the worker is gone,
         so that it resends the update that could not be processed."""
         log.exception("the gateway failed to process an update of worker %s and opens its stream again", worker)
