@@ -222,9 +222,9 @@ class PlacementQueue:
 
     def pick_consumer(self, model: str, lane: Lane, search: FindConsumer, now: float) -> WorkerRef | None:
         """Return a decode worker that can take over offered KV now, without the queue; None when there is none.
-        `search`: the worker that offers the KV, and the workers to leave out. Those in `search.excluded` also count as
-        having refused a request of `lane` at the time `now`. Workers whose jobs keep failing are chosen only where
-        there is no other."""
+        `search`: the worker that offers the KV, and the workers to leave out. Those in `search.excluded` have refused
+        the KV, so for a short time no request of `lane` or of a less urgent lane is placed on them. Workers whose jobs
+        keep failing are chosen only where there is no other."""
         self.refused(search.excluded, lane, now)
         unfit, failing = search.unfit | self.full(lane, now), self.breaker.excluded(now)
         consumer = pick_migration_target(self._ranking.without(unfit | failing), model, lane, search.source)

@@ -24,8 +24,9 @@ class PoolTargets(NamedTuple):
 def most_of(planner: PlannerConfig) -> dict[str, int]:
     """Return the largest number of workers of each pool that has a bound, by the role of the pool.
 
-    A pool without a bound is missing. The result is empty unless `planner.change_roles` is set, because the bounds are
-    used only to choose workers that return to the role of their pool, which is a role change."""
+    The bounds are the settings `planner.max_prefill` and `planner.max_decode`; a pool without one is missing. The
+    result is empty where `planner.change_roles` is off: these bounds only limit how many workers return from another
+    role to the role of their pool."""
     most = {"prefill": planner.max_prefill, "decode": planner.max_decode} if planner.change_roles else {}
     return {pool: number for pool, number in most.items() if number}
 

@@ -29,9 +29,9 @@ class Shortage(NamedTuple):
 def find_shortages(
     models: Iterable[str], views: Sequence[WorkerView], pairs: PairRegistry, mode: Disaggregation
 ) -> list[Shortage]:
-    """Return the shortages of those of `models` that lack something. `views`: the live workers; those that drain do not
-    count, because they accept no request. `pairs`: records between which workers KV may move. `mode`: the value of
-    `gateway.disaggregation`."""
+    """Return a `Shortage` for each of `models` that lacks a worker, a prefill or a decode worker, or a usable link
+    between two. `views`: the live workers; those that drain do not count, because they accept no request. `pairs`:
+    records between which workers KV may move. `mode`: the value of `gateway.disaggregation`."""
     found = (_find_shortage(model, views, pairs, mode) for model in models)
     return [shortage for shortage in found if shortage is not None]
 

@@ -138,7 +138,8 @@ class KVCache:
     def digest_on_device(self, blocks: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         """Compute on the pool's device what `digest` returns, without waiting for the device.
 
-        `blocks` and `indices` are int64 `[n]`; the result is int64 `[n, heads]` with the bits of the unsigned numbers.
+        `blocks`: int64 `[n]`. `indices`: int64 `[n]`, the index of each block in its prompt. The result is int64
+        `[n, heads]`, to be read as unsigned 64-bit numbers.
         """
         return self.digest_own_on_device(blocks, indices)
 

@@ -109,9 +109,10 @@ that closes its files at the end."""
 
 
 def open_weights(directory: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> WeightSource:
-    """Open the weights of a model directory, to be read in `dtype` on `device`: its checkpoint, or random weights.
+    """Open the weights of a model directory, to be read in `dtype` on `device`: random weights where the directory was
+    made for them (`is_random`), otherwise its checkpoint.
 
-    Raises TandemError when a checkpoint file is missing or cannot be read."""
+    Raises TandemError when a file of the checkpoint is missing or cannot be read."""
     if is_random(directory):
         seed = int(json.loads((directory / MARKER).read_text(encoding="ascii"))["seed"])
         return RandomWeights(seed, read_model_config(directory).num_layers, dtype, device)

@@ -57,8 +57,8 @@ def mean_batch(worker: WorkerCapacity, demand: DecodeDemand, num_workers: int) -
     """Return the mean number of sequences that each of `num_workers` workers decodes at a time; infinity where the
     demand exceeds what the workers can compute.
 
-    `demand`: the demand for all workers together. By Little's law, a batch holds as many sequences as token steps
-    become due at the worker during one step, and larger batches make longer steps.
+    `demand`: the demand for all workers together. By Little's law the batch is the token rate of a worker times the
+    duration of its steps. The duration grows with the batch, so the equation is solved for the batch.
     """
     steps_per_s = demand.rate * demand.num_steps / num_workers
     idle_share = 1 - steps_per_s * _each_s(worker, demand.context)

@@ -116,8 +116,8 @@ class CompletionStream:
         self._usage_counter = UsageCounter(params.num_choices, recording.pace)
 
     async def admit(self, dispatch: RequestDispatcher, jobs: Sequence[Request], caller: RequestContext) -> None:
-        """Admit the requests `jobs`, one for each prompt: all or none. Raises TandemError where one is refused, after
-        cancelling those admitted before it."""
+        """Admit the requests `jobs`, one for each prompt, all or none; `parts` then yields their output. Raises
+        TandemError where one is refused, after cancelling those admitted before it."""
         self._explain = caller.explain
         body = self.params.body
         if not caller.session and body.user:

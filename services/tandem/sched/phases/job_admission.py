@@ -69,9 +69,9 @@ class RejectedJobs:
         """Return the capacity that `job`, which needs `need`, must leave free for larger jobs that were rejected before
         it.
 
-        A rejected job counts if its lane is not less urgent than that of `job`. Of each resource, only the jobs that
-        lack more than `need` count, with all that they lack. Forgets jobs that were not submitted again within
-        PATIENCE_S seconds before `now`.
+        The capacity is the sum of what the rejected jobs lack, separately for blocks and seats; a job that lacks no
+        more of a resource than `need` has of it does not count there. Jobs of less urgent lanes than that of `job` do
+        not count at all. Forgets jobs that were not submitted again within PATIENCE_S seconds before `now`.
         """
         self._jobs = {
             name: rejected for name, rejected in self._jobs.items() if now - rejected.rejected_at < PATIENCE_S

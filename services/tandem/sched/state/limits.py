@@ -28,8 +28,8 @@ class SchedulerLimits:
       when one of them starts.
     - `max_lane_preemptions`: how many times one sequence may be preempted in favour of sequences of more urgent lanes.
     - `max_lane_pause_s`: seconds after which a preempted sequence that still waits is the next to start.
-    - `queue_horizon_s`: limit on the prompts that are accepted in addition to the longest one of their size class, in
-      predicted seconds of prefill; 0: as many tokens as two full steps have, None: no limit.
+    - `queue_horizon_s`: limit, in predicted seconds of prefill, on the sum of the accepted prompts of a size class
+      without the longest of them. 0: the limit is the tokens of two full steps. None: no limit.
     """
 
     max_num_batched_tokens: int

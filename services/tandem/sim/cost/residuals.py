@@ -58,8 +58,9 @@ def residuals_of(samples: Iterable[tuple[StepFeatures, float]]) -> Residuals:
     """Return the residuals of `samples`, pairs of a step's features and its measured time divided by its predicted
     time.
 
-    A kind with fewer than `LEAST_COUNT` samples also gets those of the nearest kinds. Raises ValueError without
-    samples.
+    Residuals are kept for each kind of step, which `kind_of` defines by the numbers of its prompt tokens and of its
+    decodes. A kind with fewer than `LEAST_COUNT` samples also gets those of the kinds with the most similar numbers.
+    Raises ValueError without samples.
     """
     by_kind: dict[Kind, list[float]] = {}
     for step, ratio in samples:
