@@ -45,7 +45,7 @@ class SimCluster:
         self._gateways = [
             SimGateway(self._agenda, self._network, self.workers, spec, Actor(1 + i)) for i in range(spec.num_gateways)
         ]
-        self._network.attach(self.workers, self._gateways)
+        self._network.attach(self.workers, [gateway.reports for gateway in self._gateways])
         self.gone: list[SimWorker] = []
         """Workers that were drained, in the order of their ends."""
         self.on_preempted: Callable[[RequestId], None] = ignore
@@ -103,7 +103,7 @@ class SimCluster:
         found: list[ClientTrace] = []
         for gateway in self._gateways:
             traces = gateway.streams.traces()
-            gateway.catch_up(trace.id for trace in traces)
+            gateway.reports.catch_up(trace.id for trace in traces)
             found += traces
         return found
 
@@ -158,7 +158,7 @@ class SimCluster:
             gateway.streams.delivered = delivered
             gateway.streams.computed = computed
             gateway.workers.goes_on = lambda: self._num_open > 0
-            gateway.on_preempted = self.on_preempted
+            gateway.reports.on_preempted = self.on_preempted
         self._close(closed_at)
         self._faults.schedule(faults, self._clients)
         schedule(next(upcoming, None), is_opening=True)

@@ -132,7 +132,7 @@ class Faults:
         def look(gateway: SimGateway) -> None:
             if is_silent():
                 self._lost.add((worker.party, gateway.party))
-                gateway.lost(worker.ref, "silent")
+                gateway.reports.lost(worker.ref, "silent")
 
         for gateway in gateways:
             self._agenda.after(self._silence_s, "", partial(look, gateway), by=by, to=gateway.party)
@@ -143,7 +143,7 @@ class Faults:
             return
         self._lost.discard((worker.party, gateway.party))
         awaited = {key for key, _ in gateway.director.positions(worker.ref)}
-        gateway.met(worker)
+        gateway.reports.met(worker)
         cancel = partial(self._cancel, gateway, awaited)
         self._network.post(worker.ref, "", cancel, gateway.party)
 

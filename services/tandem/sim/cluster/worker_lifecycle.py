@@ -62,7 +62,7 @@ class WorkerLifecycle:
                 self.agenda.after(NOTICE_S, "", gone, by=by, to=other.party)
         for gateway in self.gateways:
             gateway.workers.missed(worker.ref)
-            lost = partial(gateway.lost, worker.ref, reason)
+            lost = partial(gateway.reports.lost, worker.ref, reason)
             self.agenda.after(NOTICE_S, "", lost, by=by, to=gateway.party)
 
     def drain(self, worker: SimWorker, until: float, by: Actor, ended: Callable[[], None]) -> None:
@@ -88,7 +88,7 @@ class WorkerLifecycle:
 
 def _discover(gateway: SimGateway, worker: SimWorker) -> None:
     if not worker.party.is_gone:
-        gateway.met(worker)
+        gateway.reports.met(worker)
 
 
 def _peer_gone(worker: SimWorker, reason: str, engine: Engine, now: float) -> list[Effect]:
