@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tandem.core.ids import Incarnation, PlannerId, ServeId, WorkerId, WorkerRef
+from tandem.core.ids import PlannerId, ServeId
 from tandem.planner.actuator import ActuatorFailed
 from tandem.planner.serve_actuator import ServeActuator
-from tandem.scaling.worker_state import WorkerState
 from tandem.stores.replica_targets import TargetRecord
+from tests.unit.planner.test_seeing import worker
 
 ME = PlannerId("p1")
 
@@ -40,20 +40,14 @@ class StoredTargets:
         }
 
 
-def worker(number: int, role: str) -> WorkerState:
-    return WorkerState(
-        ref=WorkerRef(WorkerId(f"{role}-{number}"), Incarnation(1), "w:1"), model="m", pool=role, role=role
-    )
-
-
 def actuator(targets: StoredTargets) -> ServeActuator:
     unused: Any = None
     return ServeActuator(ME, targets, unused, {"prefill": 0, "decode": 1})  # type: ignore[arg-type]
 
 
 async def starting(of: ServeActuator, num_decode: int) -> dict[str, int]:
-    decoding = [worker(number, "decode") for number in range(num_decode)]
-    return await of.starting("m", [worker(1, "prefill"), worker(2, "prefill"), *decoding])
+    decoding = [worker(f"d{number}", "decode") for number in range(num_decode)]
+    return await of.starting("m", [worker("p1", "prefill"), worker("p2", "prefill"), *decoding])
 
 
 async def test_deployed_replicas_override_the_published_target() -> None:
