@@ -6,6 +6,7 @@ import asyncio
 import itertools
 
 import pytest
+from redis.asyncio import Redis
 
 from tandem.admission.request_queue import ModelFlow, RequestQueue
 from tandem.admission.tenant_queue import FlowKey
@@ -14,7 +15,7 @@ from tandem.core.lane import Lane
 from tandem.core.request import Request, SamplingParams
 from tandem.gateway.tenants.fairness_sync import FairnessSync
 from tandem.stores.embedded_redis import EmbeddedServer
-from tandem.stores.redis_client import RedisClient, StoreUnavailable
+from tandem.stores.redis_client import StoreUnavailable
 from tandem.stores.service_counters import TTL_S, ServiceCounters
 
 ACME = ModelFlow("m", FlowKey(Lane.BATCH, TenantId("acme: {☃}")))
@@ -43,14 +44,12 @@ async def test_an_exchange_returns_what_others_served_since_the_last_one(redis_u
         await each.close()
 
 
-async def test_what_another_version_wrote_is_left_out(redis_url: str) -> None:
+async def test_what_another_version_wrote_is_left_out(redis_url: str, redis: Redis) -> None:
     one = counters(redis_url, "g1", "version")
     await one.exchange([])
-    redis = RedisClient(redis_url).redis
     for name, text in (("g2", "no json"), ("g3", '[["m", 9, "x", 1]]'), ("g4", '{"a": 1}'), ("g5", "[[]]")):
-        await redis.hset("{version:service}:totals", name, text)  # type: ignore[misc]
+        await redis.hset("{version:service}:totals", name, text)
     assert await one.exchange([]) == []
-    await redis.aclose()
     await one.close()
 
 
@@ -133,11 +132,9 @@ def _request(name: str, tenant: str, num_tokens: int) -> Request:
     )
 
 
-async def test_totals_are_kept_for_a_while(redis_url: str) -> None:
+async def test_totals_are_kept_for_a_while(redis_url: str, redis: Redis) -> None:
     """The totals of a gateway that misses an exchange or two stay."""
     one = counters(redis_url, "g1", "kept")
     await one.exchange([(ACME, 1)])
-    redis = RedisClient(redis_url).redis
     assert TTL_S / 2 < await redis.pttl("{kept:service}:totals") / 1000 <= TTL_S
-    await redis.aclose()
     await one.close()
