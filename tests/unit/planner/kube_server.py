@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import jsonschema
 
 from tests.chart import crd
+from tests.unit.http_server import QuietHandler, serving
 
 BOOKMARK_S = 0.05
 _KINDS = {"rayclusters": "RayCluster", "rayservices": "RayService", "leases": "Lease", "pods": "Pod"}
@@ -252,7 +252,7 @@ def _require_schema(plural: str, content: Object) -> None:
         raise Refused(422, "Invalid", f"{wrong.json_path}: {wrong.message}", wrong.json_path)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # headers and body are two writes
     api: ClassVar[KubeServer]
@@ -329,20 +329,12 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:
             self.close_connection = True
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
 
 @contextmanager
 def kube_server() -> Iterator[tuple[KubeServer, str]]:
     """Run a server; yield it with its URL."""
     api = KubeServer()
-    handler = type("Handler", (_Handler,), {"api": api})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with serving(type("Handler", (_Handler,), {"api": api})) as server:
         server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
         yield api, f"http://127.0.0.1:{server.server_port}"
         api.is_closing = True
-        server.shutdown()
-        thread.join()
