@@ -272,6 +272,10 @@ def rules(policy: Object, direction: str, peer: str) -> list[Any]:
     return found
 
 
+def egress_ports(policy: Object) -> list[Any]:
+    return [port["port"] for rule in policy["spec"]["egress"] for port in rule.get("ports", ())]
+
+
 def components(peers: Iterable[Object]) -> Iterable[str]:
     for peer in peers:
         labels = peer.get("podSelector", {}).get("matchLabels", {})
@@ -380,7 +384,7 @@ def test_redis_is_for_our_pods_only() -> None:
     assert not EXTERNAL.has("networkpolicy-redis")
     for template in ("networkpolicy-gateway", "networkpolicy-ray"):
         assert rules(TRIAL.one(template), "egress", "redis") == [6379]
-        ports = [port["port"] for rule in RDMA.one(template)["spec"]["egress"] for port in rule.get("ports", ())]
+        ports = egress_ports(RDMA.one(template))
         assert 6380 in ports and 6379 not in ports
 
 
@@ -400,7 +404,7 @@ def test_the_api_is_reached_by_those_who_have_a_token(name: str) -> None:
     reach = {
         one["metadata"]["name"].removeprefix("serving-").removeprefix("rel-tandem-")
         for one in rendered.kinds("NetworkPolicy")
-        if any(port["port"] == 6443 for rule in one["spec"]["egress"] for port in rule.get("ports", ()))
+        if 6443 in egress_ports(one)
     }
     scales = rendered.ray["rayClusterConfig"]["enableInTreeAutoscaling"]
     planned = rendered.config["planner"]["actuator"] == "raycluster"
@@ -410,8 +414,7 @@ def test_the_api_is_reached_by_those_who_have_a_token(name: str) -> None:
 
 def test_names_are_resolved_by_all_and_spans_go_to_the_collector() -> None:
     for template in ("networkpolicy-gateway", "networkpolicy-ray", "networkpolicy-planner"):
-        ports = [port["port"] for rule in ON.one(template)["spec"]["egress"] for port in rule.get("ports", ())]
-        assert ports.count(53) == 2
+        assert egress_ports(ON.one(template)).count(53) == 2
         assert rules(ON.one(template), "egress", "collector") == [4317, 4318]
     assert rules(TRIAL.one("networkpolicy-gateway"), "egress", "collector") == []
 
@@ -429,11 +432,9 @@ def test_prometheus_reaches_metrics_and_nothing_else() -> None:
 
 
 def test_models_are_fetched_over_https_or_not_at_all() -> None:
-    def ports(rendered: Rendered) -> list[Any]:
-        rules = rendered.one("networkpolicy-ray")["spec"]["egress"]
-        return [port["port"] for rule in rules for port in rule.get("ports", ())]
-
-    assert 443 in ports(TRIAL) and 443 not in ports(render({"networkPolicy": {"modelsTo": []}}))
+    without = render({"networkPolicy": {"modelsTo": []}})
+    assert 443 in egress_ports(TRIAL.one("networkpolicy-ray"))
+    assert 443 not in egress_ports(without.one("networkpolicy-ray"))
 
 
 def test_pods_in_the_nodes_network_are_known_by_their_addresses() -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tandem.doctor.pairs import FEW_PAIRS, MEASURE_S
-from tests.chart.release import CHART, CI, NAMESPACE, ROOT, Object, ci, containers, env, pods, render
+from tests.chart.release import CHART, CI, NAMESPACE, ROOT, Object, Rendered, ci, containers, env, pods, render
 from tests.deploy.programs import program
 
 DEPLOY = ROOT / "deploy"
@@ -55,8 +55,13 @@ def test_monitors_have_the_labels_that_an_operator_looks_for(kind: str) -> None:
     assert found["metadata"]["labels"]["release"] == "stack" and "30s" in json.dumps(found["spec"])
 
 
+def gateway_endpoint(rendered: Rendered) -> Object:
+    (endpoint,) = rendered.one("gateway-servicemonitor")["spec"]["endpoints"]
+    return dict(endpoint)
+
+
 def test_gateways_are_scraped_at_a_service_of_their_own() -> None:
-    (endpoint,) = ON.one("gateway-servicemonitor")["spec"]["endpoints"]
+    endpoint = gateway_endpoint(ON)
     selector = ON.one("gateway-servicemonitor")["spec"]["selector"]["matchLabels"]
     (service,) = [one for one in ON.kinds("Service") if selector.items() <= one["metadata"]["labels"].items()]
     assert service["spec"]["type"] == "ClusterIP" and endpoint["path"] == "/metrics"
@@ -69,7 +74,7 @@ def test_gateways_are_scraped_at_a_service_of_their_own() -> None:
 
 
 def test_gateways_with_tls_are_scraped_over_tls() -> None:
-    (endpoint,) = ON.one("gateway-servicemonitor")["spec"]["endpoints"]
+    endpoint = gateway_endpoint(ON)
     assert endpoint["scheme"] == "https" and endpoint["tlsConfig"] == {
         "serverName": "serving-gateway.inference.svc",
         "ca": {"secret": {"name": "serving-gateway-tls", "key": "ca.crt"}},
@@ -78,12 +83,9 @@ def test_gateways_with_tls_are_scraped_over_tls() -> None:
     }
     values: dict[str, Any] = {"gateway": {"tls": {"existingSecret": "a", "caKey": ""}}}
     values["monitoring"] = {"serviceMonitor": {"enabled": True, "tlsConfig": {"serverName": "llm.example.org"}}}
-    (endpoint,) = render(values).one("gateway-servicemonitor")["spec"]["endpoints"]
-    assert endpoint["tlsConfig"] == {"serverName": "llm.example.org"}
-    (endpoint,) = render({"monitoring": {"serviceMonitor": {"enabled": True}}}).one("gateway-servicemonitor")["spec"][
-        "endpoints"
-    ]
-    assert not {"scheme", "tlsConfig"} & set(endpoint)
+    assert gateway_endpoint(render(values))["tlsConfig"] == {"serverName": "llm.example.org"}
+    without_tls = render({"monitoring": {"serviceMonitor": {"enabled": True}}})
+    assert not {"scheme", "tlsConfig"} & set(gateway_endpoint(without_tls))
 
 
 def scraped(name: str) -> dict[tuple[str, str], dict[str, str]]:

@@ -14,6 +14,19 @@ Node = Mapping[str, Any]
 Case = tuple[dict[str, Any], str]
 """Values, and a part of the error message that refuses them."""
 GPU = {"role": "prefill", "gpus": 4}
+ACTING = {"enabled": True, "mode": "act"}
+WITHOUT_AUTOSCALER = {"inTreeAutoscaling": {"enabled": False}}
+FAULT_TOLERANT = {"gcsFaultTolerance": {"enabled": True}}
+INCREMENTAL = {
+    "upgradeStrategy": "NewClusterWithIncrementalUpgrade",
+    "incrementalUpgrade": {"gatewayClassName": "istio"},
+}
+
+
+def external_redis(**external: Any) -> dict[str, Any]:
+    return {"mode": "external", "external": external}
+
+
 BY_SCHEMA: list[Case] = [
     ({"gatway": {}}, "(root): Additional property gatway is not allowed"),
     ({"gateway": {"replica": 2}}, "gateway: Additional property replica is not allowed"),
@@ -74,38 +87,23 @@ BY_RULE: list[Case] = [
     ),
     ({"pools": {"prefill": {"minReplicas": 0}}}, "pools.prefill.minReplicas is 0: only the planner starts workers"),
     (
-        {"pools": {"all": {"role": "mixed", "minReplicas": 0}}, "planner": {"enabled": True, "mode": "act"}},
+        {"pools": {"all": {"role": "mixed", "minReplicas": 0}}, "planner": ACTING},
         "pools.all.minReplicas is 0: only the planner starts workers of an empty pool, and only prefill and decode",
     ),
     (
-        {"pools": {"decode": {"minReplicas": 0}}, "planner": {"enabled": True, "mode": "act"}},
+        {"pools": {"decode": {"minReplicas": 0}}, "planner": ACTING},
         "pools.decode.minReplicas is 0, and gateway.wake_timeout_s is 0",
     ),
     ({"pools": {"prefill": {"hostNetwork": True}}}, "networkPolicy.nodes is empty"),
-    (
-        {"planner": {"enabled": True, "mode": "act"}, "ray": {"inTreeAutoscaling": {"enabled": False}}},
-        "planner.actuator is serve",
-    ),
-    ({"planner": {"enabled": True, "mode": "act", "actuator": "raycluster"}}, "planner.actuator is raycluster"),
+    ({"planner": ACTING, "ray": WITHOUT_AUTOSCALER}, "planner.actuator is serve"),
+    ({"planner": {**ACTING, "actuator": "raycluster"}}, "planner.actuator is raycluster"),
     ({"planner": {"enabled": True, "mode": "explain", "actuator": "raycluster"}}, "planner.actuator is raycluster"),
     ({"planner": {"enabled": True, "replicas": 2}}, "planner.replicas is 2"),
+    ({"ray": {**INCREMENTAL, **WITHOUT_AUTOSCALER}}, "nothing would add pods to the second cluster"),
     (
         {
-            "ray": {
-                "upgradeStrategy": "NewClusterWithIncrementalUpgrade",
-                "incrementalUpgrade": {"gatewayClassName": "istio"},
-                "inTreeAutoscaling": {"enabled": False},
-            }
-        },
-        "nothing would add pods to the second cluster",
-    ),
-    (
-        {
-            "ray": {
-                "upgradeStrategy": "NewClusterWithIncrementalUpgrade",
-                "incrementalUpgrade": {"gatewayClassName": "istio"},
-            },
-            "planner": {"enabled": True, "mode": "act"},
+            "ray": INCREMENTAL,
+            "planner": ACTING,
             "pools": {"prefill": {"replicas": 2, "minReplicas": 1, "maxReplicas": 4}},
         },
         "pools.prefill.minReplicas is 1, less than replicas",
@@ -115,59 +113,39 @@ BY_RULE: list[Case] = [
         "ray.incrementalUpgrade.gatewayClassName is empty",
     ),
     (
-        {
-            "ray": {
-                "upgradeStrategy": "NewClusterWithIncrementalUpgrade",
-                "incrementalUpgrade": {"gatewayClassName": "istio", "stepSizePercent": 30},
-            }
-        },
+        {"ray": {**INCREMENTAL, "incrementalUpgrade": {"gatewayClassName": "istio", "stepSizePercent": 30}}},
         "ray.incrementalUpgrade.stepSizePercent is 30",
     ),
     (
         {
             "planner": {"enabled": True, "actuator": "raycluster"},
-            "ray": {"inTreeAutoscaling": {"enabled": False}},
+            "ray": WITHOUT_AUTOSCALER,
             "serviceAccount": {"create": False},
         },
         "serviceAccount.planner is empty",
     ),
     ({"planner": {"groups": "prefill=mine"}}, "groups"),
-    (
-        {"planner": {"enabled": True, "mode": "act"}, "pools": {"more": {"role": "prefill"}}},
-        "needs one pool with the role prefill",
-    ),
+    ({"planner": ACTING, "pools": {"more": {"role": "prefill"}}}, "needs one pool with the role prefill"),
     (
         {
-            "planner": {"enabled": True, "mode": "act", "actuator": "raycluster"},
-            "ray": {"inTreeAutoscaling": {"enabled": False}},
+            "planner": {**ACTING, "actuator": "raycluster"},
+            "ray": WITHOUT_AUTOSCALER,
             "pools": {"prefill": {"colocate": True}, "decode": {"colocate": True}},
         },
         "pools.prefill.colocate: planner.actuator raycluster",
     ),
     ({"redis": {"mode": "external"}}, "redis.external.addresses is empty"),
-    ({"redis": {"mode": "external", "external": {"urlKey": "url"}}}, "redis.external.existingSecret is empty"),
+    ({"redis": external_redis(urlKey="url")}, "redis.external.existingSecret is empty"),
+    ({"redis": external_redis(existingSecret="a", urlKey="url")}, "redis.external.urlPort is 0"),
     (
-        {"redis": {"mode": "external", "external": {"existingSecret": "a", "urlKey": "url"}}},
-        "redis.external.urlPort is 0",
-    ),
-    (
-        {
-            "redis": {"mode": "external", "external": {"addresses": ["a:1"], "isCluster": True}},
-            "ray": {"gcsFaultTolerance": {"enabled": True}},
-        },
+        {"redis": external_redis(addresses=["a:1"], isCluster=True), "ray": FAULT_TOLERANT},
         "redis.external.isCluster",
     ),
-    (
-        {"redis": {"mode": "external", "external": {"addresses": ["a:1", "b:1"]}}},
-        "redis.external.addresses: only a Redis Cluster",
-    ),
+    ({"redis": external_redis(addresses=["a:1", "b:1"])}, "redis.external.addresses: only a Redis Cluster"),
     (
         {
-            "redis": {
-                "mode": "external",
-                "external": {"addresses": ["a:1"], "existingSecret": "s", "urlKey": "url", "urlPort": 1},
-            },
-            "ray": {"gcsFaultTolerance": {"enabled": True}},
+            "redis": external_redis(addresses=["a:1"], existingSecret="s", urlKey="url", urlPort=1),
+            "ray": FAULT_TOLERANT,
         },
         "redis.external.urlKey: Ray takes no URL",
     ),

@@ -35,8 +35,9 @@ def objects(name: str, kind: str = "") -> list[Object]:
     return [each for each in found if kind in ("", each["kind"])]
 
 
-def one(name: str, kind: str) -> Object:
-    (found,) = objects(name, kind)
+def one(file: str, kind: str, name: str = "") -> Object:
+    """Return the object of a kind in a file; `name` tells it from others of the kind."""
+    (found,) = [each for each in objects(file, kind) if name in ("", each["metadata"]["name"])]
     return found
 
 
@@ -69,6 +70,22 @@ def test_the_certificate_is_for_the_gateways_service() -> None:
         source for volume in gateway(chart)["volumes"] for source in volume.get("projected", {}).get("sources", ())
     ]
     assert secret in [source["secret"]["name"] for source in projected if "secret" in source]
+
+
+def test_the_certificate_is_the_one_that_the_chart_expects() -> None:
+    file = "gateway-certificate.yaml"
+    certificate = one(file, "Certificate", "tandem-gateway")["spec"]
+    values: dict[str, Any] = {"gateway": {"tls": {"existingSecret": certificate["secretName"]}}}
+    chart = render({**values, "monitoring": {"serviceMonitor": {"enabled": True}}}, release="tandem")
+    service = chart.one("gateway-service")["metadata"]["name"]
+    (endpoint,) = chart.one("gateway-servicemonitor")["spec"]["endpoints"]
+    host = endpoint["tlsConfig"]["serverName"].replace(".inference.", ".tandem.")
+    assert {host, service} <= set(certificate["dnsNames"])
+    issuer = one(file, "Issuer", certificate["issuerRef"]["name"])
+    assert issuer["spec"]["ca"]["secretName"] == one(file, "Certificate", "tandem-ca")["spec"]["secretName"]
+    policy = one(file, "BackendTLSPolicy", "tandem-gateway")["spec"]
+    assert policy["targetRefs"] == [{"group": "", "kind": "Service", "name": service}]
+    assert policy["validation"]["hostname"] == host
 
 
 def test_the_pool_selects_the_gateways_and_their_port(chart: Rendered) -> None:

@@ -9,7 +9,7 @@ from tandem.admission.request_queue import RequestQueue
 from tandem.admission.tenant_queue import FlowKey
 from tandem.core.ids import RequestId, TenantId
 from tandem.core.lane import Lane
-from tandem.core.request import Request, SamplingParams
+from tests.unit.admission.requests import request
 
 A, B, C = (FlowKey(Lane.INTERACTIVE, TenantId(name)) for name in "abc")
 
@@ -54,8 +54,7 @@ def test_a_tenant_that_got_nothing_back_counts_as_nothing() -> None:
 
 
 def waiting(queue: RequestQueue, name: str, tenant: str, weight: float) -> None:
-    sampling = SamplingParams(max_tokens=1)
-    one = Request(id=RequestId(name), model="m", prompt_tokens=(1,) * 10, sampling=sampling, tenant=TenantId(tenant))
+    one = request(name, tenant, 10)
     queue.enter(one, queue.item_for(one, weight))
 
 

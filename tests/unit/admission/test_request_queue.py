@@ -10,17 +10,8 @@ from tandem.admission.request_queue import ModelFlow, RequestQueue
 from tandem.admission.tenant_queue import FlowKey
 from tandem.core.ids import RequestId, TenantId
 from tandem.core.lane import Lane
-from tandem.core.request import Request, SamplingParams
-
-
-def request(name: str, tenant: str = "a", num_tokens: int = 100, model: str = "m") -> Request:
-    return Request(
-        id=RequestId(name),
-        model=model,
-        prompt_tokens=(1,) * num_tokens,
-        sampling=SamplingParams(max_tokens=4),
-        tenant=TenantId(tenant),
-    )
+from tandem.core.request import Request
+from tests.unit.admission.requests import request
 
 
 def enter(queue: RequestQueue, one: Request) -> RequestId | None:

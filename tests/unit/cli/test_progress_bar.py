@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from contextlib import redirect_stderr
-from io import StringIO
 
 import pytest
 
 from tandem.cli.progress_bar import EVERY_LOGGED_S, EVERY_S, ProgressBar
-from tests.unit.cli.times import Hands
-
-
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.unit.cli.doubles import Hands, Terminal
 
 
 def test_a_log_gets_a_line_each_half_minute_and_a_short_run_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,12 +11,7 @@ import pytest
 
 from tandem.cli import progress_lines
 from tandem.cli.progress_lines import CHANGE_S, SILENCE_S, ProgressLines
-from tests.unit.cli.times import Hands
-
-
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
+from tests.unit.cli.doubles import Hands, Terminal
 
 
 def test_each_step_is_a_line_with_the_seconds_since_the_beginning(capsys: pytest.CaptureFixture[str]) -> None:

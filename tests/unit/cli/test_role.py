@@ -10,22 +10,10 @@ import pytest
 
 from tandem.cli import main
 from tandem.cli.role import _warning, table
-from tandem.core.ids import Incarnation, WorkerId, WorkerRef
-from tandem.stores.worker_registry import WorkerRecord, WorkerRegistry
+from tandem.stores.worker_registry import WorkerRegistry
+from tests.unit.stores.records import record
 
 _numbers = itertools.count()
-
-
-def record(name: str) -> WorkerRecord:
-    return WorkerRecord(
-        worker=WorkerRef(WorkerId(name), Incarnation(1_795_000_000_000_000_001), "127.0.0.1:1"),
-        pool="decode",
-        model="smol",
-        fingerprint="",
-        layout="",
-        max_model_len=1,
-        bundle_digest="",
-    )
 
 
 def fill(url: str, namespace: str, *names: str) -> None:

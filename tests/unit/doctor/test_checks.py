@@ -35,11 +35,13 @@ def members(config: Config) -> Listed:
     raise AssertionError("nobody names a Redis")
 
 
+DEPENDENCIES = Dependencies(members, fine, fine, address)  # type: ignore[arg-type]
+
+
 def checkup(tmp_path: Path, parts: Set[str]) -> list[Check]:
     here = system(tmp_path, {})
     settings = resolve([("test", {"gateway.port": 0, "model.device": "cuda"})])
-    dependencies = Dependencies(members, fine, fine, address)  # type: ignore[arg-type]
-    return list_checks(settings, here, dependencies, Options(), parts, SystemClock())
+    return list_checks(settings, here, DEPENDENCIES, Options(), parts, SystemClock())
 
 
 async def test_checks_of_parts_that_are_not_installed_are_skipped(tmp_path: Path) -> None:
@@ -60,8 +62,7 @@ async def test_checks_of_parts_that_are_not_installed_are_skipped(tmp_path: Path
 
 
 async def test_without_a_list_of_workers_no_link_is_measured(tmp_path: Path) -> None:
-    dependencies = Dependencies(members, fine, fine, address)  # type: ignore[arg-type]
-    checks = list_checks(resolve([]), system(tmp_path, {}), dependencies, Options(pairs="few"), set(), SystemClock())
+    checks = list_checks(resolve([]), system(tmp_path, {}), DEPENDENCIES, Options(pairs="few"), set(), SystemClock())
     (examined,) = await run_checks([check for check in checks if check.is_alone], SystemClock())
     assert_skips(examined.findings[0], "pairs", "redis.url is not set")
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from tandem.wire.tls import TlsFiles
 from tests.certificates import Authority
 from tests.ports import free_port
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns
+from tests.unit.http_server import QuietHandler, serving
 
 CLOCK = SystemClock()
 
@@ -27,31 +26,16 @@ def answering(
 ) -> Iterator[str]:
     """Serve `answers` (path -> status and JSON); yields the URL. `files`: serve TLS with these."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             status, reply = answers.get(self.path, (404, {}))
-            body = json.dumps(reply).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(status, json.dumps(reply).encode())
 
         def date_time_string(self, timestamp: float | None = None) -> str:
             return date or super().date_time_string(timestamp)
 
-        def log_message(self, format: str, *args: object) -> None:
-            return
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        if files is not None:
-            server.socket = TlsFiles.of_gateway(files).context().wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http{'s' if files else ''}://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Handler, TlsFiles.of_gateway(files).context() if files else None) as server:
+        yield f"http{'s' if files else ''}://127.0.0.1:{server.server_port}"
 
 
 def test_one_that_is_ready() -> None:

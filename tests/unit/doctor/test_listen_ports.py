@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import grpc
@@ -25,6 +23,7 @@ from tandem.wire.tls import TlsFiles
 from tests.certificates import Authority
 from tests.ports import free_port
 from tests.unit.doctor.verdicts import assert_fails, assert_fine
+from tests.unit.http_server import QuietHandler, serving
 
 OPEN = ClusterConfig()
 
@@ -113,23 +112,15 @@ def test_a_gateway_s_ports_with_tls_are_ours(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     own, other = authority.issue_for_gateway("own", requires_client=True), authority.issue_for_gateway("other")
 
-    class Health(BaseHTTPRequestHandler):
+    class Health(QuietHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b'{"status":"ok"}')
-
-        def log_message(self, format: str, *args: object) -> None:
-            return
+            self.answer(200, b'{"status":"ok"}')
 
     calls = grpc.server(ThreadPoolExecutor(1))
     grpc_port = calls.add_secure_port("127.0.0.1:0", TlsFiles.of_gateway(own).server_credentials())
     calls.start()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Health) as web:
-        web.socket = TlsFiles.of_gateway(own).context().wrap_socket(web.socket, server_side=True)
-        thread = threading.Thread(target=web.serve_forever, args=(0.01,))
-        thread.start()
-        try:
+    try:
+        with serving(Health, TlsFiles.of_gateway(own).context()) as web:
             for files, is_ours in ((own, True), (other, False)):
                 gateway = replace(files, port=web.server_port, grpc_port=grpc_port)
                 http_place, grpc_place, _ = configured_addresses(Config(gateway=gateway))
@@ -138,10 +129,8 @@ def test_a_gateway_s_ports_with_tls_are_ours(tmp_path: Path) -> None:
                         assert_fine(judged(place), "ports", "is taken by a Tandem that answers")
                     else:
                         assert_fails(judged(place), "ports", "is taken by another program", "ss -ltnp")
-        finally:
-            web.shutdown()
-            thread.join()
-            calls.stop(None).wait()
+    finally:
+        calls.stop(None).wait()
 
 
 def test_addresses_that_are_checked() -> None:

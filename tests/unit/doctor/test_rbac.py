@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import ssl
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from tandem.doctor.kubernetes import (
 from tests.certificates import Authority
 from tests.unit.doctor.trees import system
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips
+from tests.unit.http_server import QuietHandler, serving
 
 ROLE = Path(__file__).resolve().parents[3] / "helm/tandem/templates/planner-role.yaml"
 PATCHES = Config(planner=PlannerConfig(actuator="raycluster"))
@@ -121,34 +120,18 @@ def _api_server(authority: Authority, replies: list[Reply]) -> Iterator[tuple[in
     permission of each review that it received."""
     seen: list[Seen] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             attributes = body["spec"]["resourceAttributes"]
             seen.append((self.headers["Authorization"], attributes.pop("namespace"), Permission(**attributes)))
             is_review = (self.path, body["kind"], body["apiVersion"]) == REVIEW
-            self._answer(*(replies.pop(0) if is_review else (404, {})))
-
-        def _answer(self, status: int, reply: Any) -> None:
-            text = json.dumps(reply).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        def log_message(self, format: str, *args: object) -> None:
-            return
+            status, reply = replies.pop(0) if is_review else (404, {})
+            self.answer(status, json.dumps(reply).encode())
 
     cluster = authority.issue("api", dns="localhost")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cluster.tls_cert_file, cluster.tls_key_file)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with serving(Handler, context) as server:
         server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]  # refused handshakes
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield server.server_port, seen
-        finally:
-            server.shutdown()
-            thread.join()
+        yield server.server_port, seen

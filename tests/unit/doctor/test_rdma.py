@@ -74,7 +74,7 @@ def test_a_machine_without_any(tmp_path: Path) -> None:
     assert (found, found.is_usable) == (NONE, False)
 
 
-def test_devices_that_are_up(tmp_path: Path) -> None:
+def test_devices_that_are_up() -> None:
     (finding,) = judge_devices(rdma(port()), is_required=True)
     assert_fine(finding, "rdma", "mlx5_0:1 Ethernet, 100 Gb/sec (4X EDR), ACTIVE")
 

@@ -38,7 +38,7 @@ async def test_a_real_redis(redis_url: str) -> None:
 
 
 @pytest.mark.redis
-async def test_a_redis_with_a_password(tmp_path: Path) -> None:
+async def test_a_redis_with_a_password() -> None:
     with tcp_server() as server:
         with server.client() as client:
             client.config_set("requirepass", "sesame")

@@ -10,7 +10,6 @@ unknown keys, which Kubernetes drops. `api_servers` runs tests on both.
 from __future__ import annotations
 
 import json
-import os
 import re
 import threading
 import time
@@ -18,15 +17,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import jsonschema
 
+from tests.chart import crd
+from tests.unit.http_server import QuietHandler, serving
+
 BOOKMARK_S = 0.05
-_CRDS = Path(os.environ.get("TANDEM_CRDS", Path(__file__).parents[4] / "shared" / "crds"))
 _KINDS = {"rayclusters": "RayCluster", "rayservices": "RayService", "leases": "Lease", "pods": "Pod"}
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 """A DNS subdomain of RFC 1123, which names of these objects must be."""
@@ -242,20 +241,8 @@ def _apply(content: Object, operation: Object) -> None:
 @cache
 def _validator(plural: str) -> Any:
     """Return a validator that rejects unknown keys; None if the CRDs are not available."""
-    path = _CRDS / f"ray.io_v1_{plural.removesuffix('s')}.json"
-    return jsonschema.Draft202012Validator(_closed(json.loads(path.read_text()))) if path.exists() else None
-
-
-def _closed(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_closed(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made = {key: _closed(value) for key, value in schema.items()}
-    is_open = "additionalProperties" in made or made.get("x-kubernetes-preserve-unknown-fields")
-    if isinstance(made.get("properties"), dict) and made.get("type") == "object" and not is_open:
-        made["additionalProperties"] = False
-    return made
+    path = crd.PLACE / f"ray.io_v1_{plural.removesuffix('s')}.json"
+    return jsonschema.Draft202012Validator(crd.closed(json.loads(path.read_text()))) if path.exists() else None
 
 
 def _require_schema(plural: str, content: Object) -> None:
@@ -265,7 +252,7 @@ def _require_schema(plural: str, content: Object) -> None:
         raise Refused(422, "Invalid", f"{wrong.json_path}: {wrong.message}", wrong.json_path)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # headers and body are two writes
     api: ClassVar[KubeServer]
@@ -305,14 +292,8 @@ class _Handler(BaseHTTPRequestHandler):
             try:
                 done, content = act(who, plural, name, query, body)
             except Refused as refusal:
-                done, content = (
-                    refusal.status,
-                    {
-                        "reason": refusal.reason,
-                        "message": str(refusal),
-                        "details": refusal.details,
-                    },
-                )
+                done = refusal.status
+                content = {"reason": refusal.reason, "message": str(refusal), "details": refusal.details}
             status, reply = (status, reply) if fault is not None else (done, content)
             self._note(Call(who, self.command, plural, name, done, body))
         else:
@@ -348,20 +329,12 @@ class _Handler(BaseHTTPRequestHandler):
         except OSError:
             self.close_connection = True
 
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
 
 @contextmanager
 def kube_server() -> Iterator[tuple[KubeServer, str]]:
     """Run a server; yield it with its URL."""
     api = KubeServer()
-    handler = type("Handler", (_Handler,), {"api": api})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with serving(type("Handler", (_Handler,), {"api": api})) as server:
         server.daemon_threads = True
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
         yield api, f"http://127.0.0.1:{server.server_port}"
         api.is_closing = True
-        server.shutdown()
-        thread.join()

@@ -24,7 +24,7 @@ from tandem.planner.raycluster_actuator import RayClusterActuator, Retries
 from tandem.planner.serve_actuator import ServeActuator
 from tandem.scaling.decision import Decision, ReplicaTarget, RoleChange
 from tandem.stores.replica_targets import TargetRecord
-from tests.unit.planner.world import CLUSTER, GROUPS, SERVICE, World
+from tests.unit.planner.world import GROUPS, SERVICE, World
 
 LEASE_S = 15.0
 SINGLE = tuple(WorkerGroup(role, group) for role, group in GROUPS.items())
@@ -64,14 +64,7 @@ class PublishedTargets:
 class Planner:
     """Planner under test. `waits`: seconds that it would have waited; `errors`: calls that failed."""
 
-    def __init__(
-        self,
-        world: World[Any],
-        connect: Connect,
-        name: str,
-        rayservice: str = SERVICE,
-        groups: tuple[WorkerGroup, ...] = SINGLE,
-    ) -> None:
+    def __init__(self, world: World[Any], connect: Connect, name: str, groups: tuple[WorkerGroup, ...]) -> None:
         self.world = world
         self.errors: list[KubeError] = []
         self.waits: list[float] = []
@@ -79,9 +72,8 @@ class Planner:
         clock = world.clock
         self.election = Election(name, LEASE_S)
         self.leadership = LeaseKeeper(self.election, self.api, "tandem-planner", clock, self.errors.append)
-        raycluster = "" if rayservice else CLUSTER
         self.watches: list[PodInformer] = []
-        self.finder = ClusterFinder(self.api, rayservice, raycluster, groups, self._watch)
+        self.finder = ClusterFinder(self.api, SERVICE, "", groups, self._watch)
         targets: Any = PublishedTargets(world)
         self.actuator = RayClusterActuator(
             self.finder,
@@ -127,6 +119,10 @@ class Planner:
         self.on_wait()
 
 
+MakePlanner = Callable[..., Planner]
+"""Makes the planner of a name, and of other worker groups than SINGLE where they are given."""
+
+
 async def rounds(planner: Planner, world: World[Any], target: ReplicaTarget, number: int) -> ActuationResult:
     """Make `number` decisions, and let the world take a step after each; return the result of the last."""
     done: ActuationResult | str = ""
@@ -138,8 +134,8 @@ async def rounds(planner: Planner, world: World[Any], target: ReplicaTarget, num
     return done
 
 
-async def eventually(condition: Callable[[], bool], patience_s: float = 20.0) -> None:
-    until = time.monotonic() + patience_s
+async def eventually(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 20.0
     while not condition():
         assert time.monotonic() < until, "never came"
         await asyncio.sleep(0.005)

@@ -9,16 +9,9 @@ from tandem.core.worker_load import WorkerLoad
 from tandem.planner.pod_drain import ADOPT_S, PodDrain
 from tandem.planner.pod_watch import Pod
 from tandem.scaling.worker_state import WorkerState
+from tests.unit.planner.world import Tick
 
 POD = Pod("a", "decode", "10.0.0.1", is_ending=False)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.at = 0.0
-
-    def now(self) -> float:
-        return self.at
 
 
 def worker(load: WorkerLoad | None) -> WorkerState:
@@ -31,7 +24,7 @@ DRAINED = worker(WorkerLoad(num_blocks=64, draining=True))
 
 @pytest.mark.parametrize(("then", "is_draining"), [(worker(WorkerLoad(num_blocks=64)), False), (worker(None), True)])
 def test_a_drain_of_somebody_else_counts_until_it_is_undone(then: WorkerState, is_draining: bool) -> None:
-    clock = Clock()
+    clock = Tick()
     pods = PodDrain(None, clock)  # type: ignore[arg-type] - `look` calls no worker
     for _ in range(2):
         assert not pods.look([POD], [DRAINED])["a"].is_draining

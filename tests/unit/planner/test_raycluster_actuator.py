@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
 from random import Random
 
 import pytest
-from kubernetes.client import Configuration
 
 from tandem.core.ray_worker_groups import WorkerGroup
 from tandem.planner.actuator import ActuationResult
 from tandem.scaling.decision import ReplicaTarget
-from tests.unit.planner.kube_server import Fault, KubeServer, Object, Refused, kube_server
-from tests.unit.planner.rig import LEASE_S, Connect, Planner, connects, eventually, rounds
+from tests.unit.planner.kube_server import Fault, KubeServer, Object, Refused
+from tests.unit.planner.rig import LEASE_S, MakePlanner, Planner, eventually, rounds
 from tests.unit.planner.world import CLUSTER, GROUPS, World
 
+pytestmark = pytest.mark.parametrize("api_server", ["double"], indirect=True)
+"""Only the double has faults."""
 PAIRS = WorkerGroup("decode", GROUPS["decode"], num_workers=2, num_spare=1)
-
-
-@pytest.fixture
-def served() -> Iterator[tuple[KubeServer, Connect]]:
-    with kube_server() as (api, url):
-        yield api, connects(Configuration(host=url), "default")
-
-
-@pytest.fixture
-def world(served: tuple[KubeServer, Connect]) -> Iterator[World[KubeServer]]:
-    made = World(served[0])
-    yield made
-    assert made.violations == []
-
-
-@pytest.fixture
-async def planner(served: tuple[KubeServer, Connect], world: World[KubeServer]) -> AsyncIterator[Planner]:
-    made = Planner(world, served[1], "p1")
-    yield made
-    await made.close()
 
 
 async def test_more_pods_are_requested_at_once(planner: Planner, world: World[KubeServer]) -> None:
@@ -81,11 +61,8 @@ async def test_serve_gets_no_fewer_replicas_than_the_pods_have_room_for(
     assert world.replicas() == (1, 4) and world.published[-1]["decode"] == 4
 
 
-async def test_serve_gets_replicas_for_whole_pods(
-    served: tuple[KubeServer, Connect], world: World[KubeServer], closing: AsyncExitStack
-) -> None:
-    pairs = Planner(world, served[1], "p1", groups=(WorkerGroup("prefill", GROUPS["prefill"]), PAIRS))
-    closing.push_async_callback(pairs.close)
+async def test_serve_gets_replicas_for_whole_pods(make_planner: MakePlanner, world: World[KubeServer]) -> None:
+    pairs = make_planner("p1", (WorkerGroup("prefill", GROUPS["prefill"]), PAIRS))
     world.create(1, 4)
     await pairs.round(ReplicaTarget(1, 5))
     assert world.published == [{"prefill": 1, "decode": 6}], "a pod to spare, three of two workers each"
@@ -242,7 +219,7 @@ async def test_a_leader_that_is_stopped_leads_until_it_resigns(planner: Planner,
 
 
 async def test_a_leader_that_cannot_renew_stops_before_another_may_begin(
-    served: tuple[KubeServer, Connect], world: World[KubeServer], planner: Planner
+    planner: Planner, world: World[KubeServer]
 ) -> None:
     world.create(1, 2)
     assert (await planner.round(ReplicaTarget(2, 2))).outcome == "carried_out"  # type: ignore[union-attr]
@@ -272,17 +249,12 @@ class Weather:
 
     KINDS = tuple(Fault(status, is_late=late) for status in (0, 409, 429, 500, 503) for late in (False, True))
 
-    def __init__(self, world: World[KubeServer], connect: Connect, seed: int) -> None:
+    def __init__(self, world: World[KubeServer], make_planner: MakePlanner, seed: int) -> None:
         self.random = Random(seed)
         self.share = 0.25
         self.world = world
-        self.planners = [Planner(world, connect, name) for name in ("p1", "p2")]
+        self.planners = [make_planner(name) for name in ("p1", "p2")]
         world.api.fault = self._fault
-
-    async def close(self) -> None:
-        self.share = 0.0
-        for planner in self.planners:
-            await planner.close()
 
     async def storm(self, target: ReplicaTarget) -> None:
         for planner in self.planners:
@@ -317,12 +289,12 @@ SEEDS = [
 
 @pytest.fixture(params=SEEDS)
 async def weather(
-    request: pytest.FixtureRequest, served: tuple[KubeServer, Connect], world: World[KubeServer]
+    request: pytest.FixtureRequest, make_planner: MakePlanner, world: World[KubeServer]
 ) -> AsyncIterator[Weather]:
     world.create(2, 4)
-    made = Weather(world, served[1], request.param)
+    made = Weather(world, make_planner, request.param)
     yield made
-    await made.close()
+    made.share = 0.0
 
 
 async def test_whatever_fails_it_is_safe_and_gets_there(weather: Weather, world: World[KubeServer]) -> None:

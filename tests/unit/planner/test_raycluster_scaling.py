@@ -3,30 +3,12 @@ one."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
-
 import pytest
 
 from tandem.planner.actuator import ActuationResult
 from tandem.scaling.decision import ReplicaTarget, RoleChange
-from tests.unit.planner.api_servers import ApiServer
-from tests.unit.planner.rig import LEASE_S, Planner, rounds
+from tests.unit.planner.rig import LEASE_S, MakePlanner, Planner, rounds
 from tests.unit.planner.world import CLUSTER, GROUPS, Objects, World
-
-
-@pytest.fixture
-def world(api_server: ApiServer) -> Iterator[World[Objects]]:
-    made = World(api_server.objects)
-    yield made
-    assert made.violations == []
-
-
-@pytest.fixture
-async def planner(api_server: ApiServer, world: World[Objects]) -> AsyncIterator[Planner]:
-    made = Planner(world, api_server.connect, "p1")
-    yield made
-    await made.close()
 
 
 async def test_fewer_go_only_when_nothing_is_left_on_them(planner: Planner, world: World[Objects]) -> None:
@@ -77,15 +59,12 @@ async def test_draining_pods_are_replaced_when_more_are_needed_again(planner: Pl
     assert max(published["decode"] for published in world.published) == 5 and world.published[-1]["decode"] == 4
 
 
-async def test_a_new_leader_takes_no_pod_for_starting(
-    api_server: ApiServer, world: World[Objects], closing: AsyncExitStack
-) -> None:
+async def test_a_new_leader_takes_no_pod_for_starting(make_planner: MakePlanner, world: World[Objects]) -> None:
     """A worker that only lost Redis still serves."""
     world.create(1, 2)
     hidden = world.pods(GROUPS["decode"])[1]
     world.hidden.add(hidden)
-    leader = Planner(world, api_server.connect, "p2")
-    closing.push_async_callback(leader.close)
+    leader = make_planner("p2")
     await rounds(leader, world, ReplicaTarget(1, 1), 1)
     assert not world.workers[hidden].is_draining and hidden not in world.ending
 
@@ -162,11 +141,10 @@ async def test_roles_change_and_the_rest_is_started(planner: Planner, world: Wor
 
 
 async def test_of_two_planners_one_acts_and_the_other_takes_over(
-    api_server: ApiServer, world: World[Objects], planner: Planner, closing: AsyncExitStack
+    make_planner: MakePlanner, planner: Planner, world: World[Objects]
 ) -> None:
     world.create(1, 2)
-    other = Planner(world, api_server.connect, "p2")
-    closing.push_async_callback(other.close)
+    other = make_planner("p2")
     for target in (ReplicaTarget(2, 2), ReplicaTarget(2, 3)):
         assert isinstance(done := await planner.round(target), ActuationResult) and done.outcome == "carried_out"
         standby = await other.round(ReplicaTarget(9, 9))

@@ -124,7 +124,7 @@ def test_without_redis_or_settings_the_number_stays(tmp_path: Path, quick: None)
         assert policy(context(4)) == (4, {})
 
 
-def test_what_was_read_long_ago_does_not_count(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_was_read_long_ago_does_not_count(tmp_path: Path) -> None:
     policy = replicas(role="decode", config=settings(tmp_path, f"unix://{tmp_path}/none.sock", "n"))
     now = policy._clock.now()
     policy._known.found = serve_policy._Found(7, now)

@@ -5,14 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tandem.scaling.burst_replay import late_share, least_workers, shape
-from tandem.scaling.forecast import Sample
+from tests.unit.scaling.test_forecast import samples
 
 BURST = [(5.0, 0.5)] * 18 + [(5.0, 5.0)] * 2
 """Ten seconds of ten times as much in a hundred, 1.4 on average."""
-
-
-def samples(*rates: float) -> list[Sample]:
-    return [Sample(5.0 * i, 5.0, rate * 5.0) for i, rate in enumerate(rates, start=1)]
 
 
 def test_a_shape_is_independent_of_level_and_slow_changes() -> None:

@@ -1,4 +1,4 @@
-"""Test scale-down stabilization, model corrections, mixed workers and request profiles."""
+"""Test scale-down stabilization, mixed workers and request profiles."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 from tandem.core.step_cost import StepCost
 from tandem.scaling.cluster_state import Demand, WorkerCapacity
 from tandem.scaling.decision import ReplicaTarget, RoleChange
-from tandem.scaling.model_correction import MOST, REST_SPANS, STEP, Correction
 from tandem.scaling.request_profile import RequestProfile, prompt_work
 from tandem.scaling.scaler import StabilizationWindow, clamped, needed_beside_mixed, role_changes
 
@@ -31,44 +30,6 @@ def test_it_does_not_shrink_before_a_full_window() -> None:
     steady = StabilizationWindow(30.0, 20.0)
     settled_series(steady, [2] * 5, 9)
     assert settled_series(steady, [2] * 8, 9, begin=100.0) == [9] * 6 + [2] * 2
-
-
-def factors_after(correction: Correction, shares: list[float], begin: float = 0.0) -> list[float]:
-    """Return the factor after each span of a thousand requests, of which the given number is late."""
-    factors = []
-    correction.add(begin, 0, 0, had_enough=True)
-    for i, share in enumerate(shares, start=1):
-        correction.add(begin + 60.0 * i, round(1000 * share), 1000, had_enough=True)
-        factors.append(correction.factor)
-    return factors
-
-
-def test_a_correction_rises_while_it_helps_and_decays_when_nothing_is_late() -> None:
-    factors = factors_after(Correction(60.0, 0.01), [0.2, 0.1, 0.05, 0.005, 0.005])
-    assert factors[:3] == pytest.approx([STEP, STEP**2, STEP**3])
-    assert factors[2] > factors[3] > factors[4] > 1.0
-
-
-def test_a_step_that_does_not_help_is_undone_and_not_tried_for_a_while() -> None:
-    factors = factors_after(Correction(60.0, 0.01), [0.2] * (REST_SPANS + 3))
-    assert factors[0] == pytest.approx(STEP)
-    assert factors[1 : REST_SPANS + 2] == pytest.approx([1.0] * (REST_SPANS + 1))
-    assert factors[REST_SPANS + 2] == pytest.approx(STEP)
-
-
-def test_a_correction_is_bounded_and_ignores_chance() -> None:
-    assert factors_after(Correction(60.0, 0.01), [0.9 * 0.7**i for i in range(10)])[-1] == MOST
-    assert factors_after(Correction(60.0, 0.01), [0.015] * 5)[-1] == 1.0
-
-
-def test_counts_with_too_few_workers_are_ignored() -> None:
-    correction = Correction(60.0, 0.01)
-    for i in range(50):
-        correction.add(10.0 * i, 90, 100, had_enough=i % 5 != 0)
-    assert correction.factor == 1.0
-    for i in range(50, 60):
-        correction.add(10.0 * i, 0, 100, had_enough=False)
-    assert correction.factor == 1.0 and factors_after(correction, [0.2], begin=600.0) == pytest.approx([STEP])
 
 
 @pytest.mark.parametrize(

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from redis.asyncio import Redis
 
 from tandem.core.ids import GatewayId, PlannerId, ServeId
 from tandem.scaling.demand_totals import DemandTotals, QueueBacklog
 from tandem.stores import replica_targets as targets_module
 from tandem.stores.demand_store import DemandRecord, DemandStore
-from tandem.stores.redis_client import RedisClient, StoreUnavailable
+from tandem.stores.redis_client import StoreUnavailable
 from tandem.stores.replica_targets import OLDER_SERVE, ReplicaTargets, TargetRecord
 
 pytestmark = pytest.mark.redis
-_numbers = itertools.count()
 MODEL = "org/a {model}: 7%"
 
 
 @pytest.fixture
-def namespace() -> str:
-    return f"planned{next(_numbers)}"
+async def demand(redis_url: str, namespace: str) -> AsyncIterator[DemandStore]:
+    store = DemandStore(redis_url, namespace)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def targets(redis_url: str, namespace: str) -> AsyncIterator[ReplicaTargets]:
+    store = ReplicaTargets(redis_url, namespace, hold_s=60.0)
+    yield store
+    await store.close()
 
 
 def demand_record(gateway: str, num_requests: int) -> DemandRecord:
@@ -38,8 +47,7 @@ def target(planner: str, decode: int) -> TargetRecord:
     )
 
 
-async def test_published_demand_is_read_with_its_age(redis_url: str, namespace: str) -> None:
-    demand = DemandStore(redis_url, namespace)
+async def test_published_demand_is_read_with_its_age(demand: DemandStore) -> None:
     assert await demand.read() == ()
     await demand.publish(demand_record("g2", 1))
     await demand.publish(demand_record("g1", 3))
@@ -51,27 +59,24 @@ async def test_published_demand_is_read_with_its_age(redis_url: str, namespace: 
     assert 0 <= one.age_s < 60
     await demand.withdraw(GatewayId("g1"))
     assert [record.gateway for record in await demand.read()] == ["g2"]
-    await demand.close()
 
 
 async def test_demand_lapses_after_its_ttl(redis_url: str, namespace: str) -> None:
-    demand, patient = DemandStore(redis_url, namespace, ttl_s=0.05), DemandStore(redis_url, namespace, ttl_s=60.0)
+    brief, patient = DemandStore(redis_url, namespace, ttl_s=0.05), DemandStore(redis_url, namespace, ttl_s=60.0)
     await patient.publish(demand_record("g1", 1))
-    while await demand.read():
+    while await brief.read():
         pass  # until it lapses
     assert [record.gateway for record in await patient.read()] == ["g1"], "a reader with a longer ttl still sees it"
-    await demand.publish(demand_record("g2", 1))
+    await brief.publish(demand_record("g2", 1))
     assert [record.gateway for record in await patient.read()] == ["g2"], "the next publish with a short ttl deletes it"
-    await demand.close()
+    await brief.close()
     await patient.close()
 
 
 async def test_what_another_version_wrote_is_left_out(
-    redis_url: str, namespace: str, caplog: pytest.LogCaptureFixture
+    demand: DemandStore, namespace: str, redis: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    demand = DemandStore(redis_url, namespace)
     await demand.publish(demand_record("g1", 1))
-    redis = RedisClient(redis_url).redis
     key = f"{{{namespace}:demand}}:words"
     for text in (
         "no json",
@@ -79,20 +84,17 @@ async def test_what_another_version_wrote_is_left_out(
         '{"schema": 1}',
         '{"schema": 1, "models": {"m": {"totals": {"num_gaps": -1}}}}',
     ):
-        await redis.hset(key, "g1", text)  # type: ignore[misc]
+        await redis.hset(key, "g1", text)
         assert await demand.read() == ()
         assert await demand.read() == ()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     newer = '{"schema": 1, "models": {"m": {"totals": {"num_gaps": 2, "num_new": 1}, "backlog": {}}}}'
-    await redis.hset(key, "g1", newer)  # type: ignore[misc]
+    await redis.hset(key, "g1", newer)
     (read,) = await demand.read()
     assert read.totals == {"m": DemandTotals(num_gaps=2)}
-    await redis.aclose()
-    await demand.close()
 
 
-async def test_only_the_leading_planner_publishes(redis_url: str, namespace: str) -> None:
-    targets = ReplicaTargets(redis_url, namespace, hold_s=60.0)
+async def test_only_the_leading_planner_publishes(targets: ReplicaTargets) -> None:
     assert await targets.read(MODEL) is None
     assert await targets.publish(target("p1", 2)) == "p1"
     assert await targets.publish(target("p2", 9)) == "p1"
@@ -104,7 +106,6 @@ async def test_only_the_leading_planner_publishes(redis_url: str, namespace: str
     await targets.resign(MODEL, PlannerId("p1"))
     assert await targets.read(MODEL) == target("p1", 3), "the target outlives the resignation"
     assert await targets.publish(target("p2", 4)) == "p2"
-    await targets.close()
 
 
 async def test_leadership_lapses_after_the_hold_time(redis_url: str, namespace: str) -> None:
@@ -116,8 +117,7 @@ async def test_leadership_lapses_after_the_hold_time(redis_url: str, namespace: 
     await brief.close()
 
 
-async def test_deployed_numbers_are_kept_by_role_and_serve(redis_url: str, namespace: str) -> None:
-    targets = ReplicaTargets(redis_url, namespace)
+async def test_deployed_numbers_are_kept_by_role_and_serve(targets: ReplicaTargets) -> None:
     assert await targets.deployed(MODEL) == {}
     one, other = ServeId("head-1"), ServeId("head-2")
     await targets.publish_deployed(MODEL, "decode", one, 3)
@@ -126,13 +126,9 @@ async def test_deployed_numbers_are_kept_by_role_and_serve(redis_url: str, names
     await targets.publish_deployed(MODEL, "decode", one, 4)
     assert await targets.deployed(MODEL) == {"decode": {one: 4, other: 7}, "prefill": {other: 1}}
     assert await targets.deployed("b") == {}
-    await targets.close()
 
 
-async def test_a_deployed_number_lapses_after_its_ttl(
-    redis_url: str, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    targets = ReplicaTargets(redis_url, namespace)
+async def test_a_deployed_number_lapses_after_its_ttl(targets: ReplicaTargets, monkeypatch: pytest.MonkeyPatch) -> None:
     gone, there = ServeId("head-1"), ServeId("head-2")
     await targets.publish_deployed(MODEL, "decode", there, 2)
     monkeypatch.setattr(targets_module, "DEPLOYED_TTL_S", 0.05)
@@ -141,25 +137,20 @@ async def test_a_deployed_number_lapses_after_its_ttl(
     await targets.publish_deployed(MODEL, "decode", there, 2)
     while await targets.deployed(MODEL) != {"decode": {there: 2}}:
         pass  # until it lapses
-    await targets.close()
 
 
-async def test_deployed_numbers_of_an_older_version_are_read(redis_url: str, namespace: str) -> None:
+async def test_deployed_numbers_of_an_older_version_are_read(targets: ReplicaTargets, redis: Redis) -> None:
     """An older version writes one key for each role, which holds only a number."""
-    targets, redis = ReplicaTargets(redis_url, namespace), RedisClient(redis_url).redis
     await redis.set(f"{targets._prefix(MODEL)}:deployed:decode", 5, px=60_000)
     assert await targets.deployed(MODEL) == {"decode": {OLDER_SERVE: 5}}
     await targets.publish_deployed(MODEL, "decode", ServeId("head-2"), 2)
     assert await targets.deployed(MODEL) == {"decode": {OLDER_SERVE: 5, "head-2": 2}}
-    await redis.aclose()
-    await targets.close()
 
 
 NO_REASONS = '{"schema": 1, "replicas": {"decode": 1}, "reasons": null}'
 
 
-async def test_targets_of_another_version_are_none(redis_url: str, namespace: str) -> None:
-    targets, redis = ReplicaTargets(redis_url, namespace), RedisClient(redis_url).redis
+async def test_targets_of_another_version_are_none(targets: ReplicaTargets, redis: Redis) -> None:
     for text in (
         "no json",
         "[]",
@@ -170,8 +161,6 @@ async def test_targets_of_another_version_are_none(redis_url: str, namespace: st
     ):
         await redis.set(targets._keys(MODEL)[0], text)
         assert await targets.read(MODEL) is None
-    await redis.aclose()
-    await targets.close()
 
 
 async def test_without_a_server(tmp_path: Path) -> None:

@@ -12,41 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.stores.redis_client import RedisClient
 from tandem.stores.worker_registry import WorkerRecord, WorkerRegistry, keep_registered
 from tests.effort import effort
+from tests.unit.stores.records import BORN, record
 
 pytestmark = pytest.mark.redis
 
-BORN = 1_795_000_000_000_000_001
 DEADLINE_S = 30.0
 _namespaces = itertools.count()
-
-
-def record(name: str = "w0", incarnation: int = BORN, role: str = "") -> WorkerRecord:
-    return WorkerRecord(
-        worker=WorkerRef(WorkerId(name), Incarnation(incarnation), "127.0.0.1:1"),
-        pool="decode",
-        model="smol",
-        fingerprint="ab" * 16,
-        layout="",
-        max_model_len=2048,
-        bundle_digest="cd" * 16,
-        role=role,
-    )
-
-
-@pytest.fixture
-def namespace() -> str:
-    return f"roles{next(_namespaces)}"
-
-
-@pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Redis]:
-    client = RedisClient(redis_url).redis
-    yield client
-    await client.aclose()
 
 
 @pytest.fixture

@@ -6,16 +6,17 @@ import asyncio
 import itertools
 
 import pytest
+from redis.asyncio import Redis
 
 from tandem.admission.request_queue import ModelFlow, RequestQueue
 from tandem.admission.tenant_queue import FlowKey
-from tandem.core.ids import GatewayId, RequestId, TenantId
+from tandem.core.ids import GatewayId, TenantId
 from tandem.core.lane import Lane
-from tandem.core.request import Request, SamplingParams
 from tandem.gateway.tenants.fairness_sync import FairnessSync
 from tandem.stores.embedded_redis import EmbeddedServer
-from tandem.stores.redis_client import RedisClient, StoreUnavailable
+from tandem.stores.redis_client import StoreUnavailable
 from tandem.stores.service_counters import TTL_S, ServiceCounters
+from tests.unit.admission.requests import request
 
 ACME = ModelFlow("m", FlowKey(Lane.BATCH, TenantId("acme: {☃}")))
 _numbers = itertools.count()
@@ -43,14 +44,12 @@ async def test_an_exchange_returns_what_others_served_since_the_last_one(redis_u
         await each.close()
 
 
-async def test_what_another_version_wrote_is_left_out(redis_url: str) -> None:
+async def test_what_another_version_wrote_is_left_out(redis_url: str, redis: Redis) -> None:
     one = counters(redis_url, "g1", "version")
     await one.exchange([])
-    redis = RedisClient(redis_url).redis
     for name, text in (("g2", "no json"), ("g3", '[["m", 9, "x", 1]]'), ("g4", '{"a": 1}'), ("g5", "[[]]")):
-        await redis.hset("{version:service}:totals", name, text)  # type: ignore[misc]
+        await redis.hset("{version:service}:totals", name, text)
     assert await one.exchange([]) == []
-    await redis.aclose()
     await one.close()
 
 
@@ -88,12 +87,12 @@ async def test_the_charge_for_kv_time_reaches_the_other_gateway(redis_url: str) 
     here, there = (counters(redis_url, f"g{i}", "kv") for i in range(2))
     await here.exchange(queues[0].served())
     await there.exchange(queues[1].served())
-    request = _request("held", "acme", 10)
-    queues[0].enter(request, queues[0].item_for(request, 1.0))
-    queues[0].send(request.id)
+    held = request("held", "acme", 10)
+    queues[0].enter(held, queues[0].item_for(held, 1.0))
+    queues[0].send(held.id)
     _serve(queues[1], "globex", 100)
     assert await _others(here, there, queues) == 10 and not _prefers_globex(queues[1])
-    queues[0].charge_kv_time(request.id, 50_000.0)
+    queues[0].charge_kv_time(held.id, 50_000.0)
     assert await _others(here, there, queues) == 1990 and _prefers_globex(queues[1])
     await here.close()
     await there.close()
@@ -109,35 +108,26 @@ async def _others(here: ServiceCounters, there: ServiceCounters, queues: list[Re
 
 
 def _serve(queue: RequestQueue, tenant: str = "acme", num_tokens: int = 1000) -> None:
-    request = _request(f"r{next(_numbers)}", tenant, num_tokens)
-    queue.enter(request, queue.item_for(request, 1.0))
-    queue.send(request.id)
-    queue.leave(request.id)
+    served = request(f"r{next(_numbers)}", tenant, num_tokens)
+    queue.enter(served, queue.item_for(served, 1.0))
+    queue.send(served.id)
+    queue.leave(served.id)
 
 
 def _prefers_globex(queue: RequestQueue) -> bool:
     """Return whether of two equal requests the later one, of the tenant globex, is first."""
-    requests = [_request(f"p{next(_numbers)}", tenant, 10) for tenant in ("acme", "globex")]
-    for request in requests:
-        assert queue.enter(request, queue.item_for(request, 1.0)) is None
+    requests = [request(f"p{next(_numbers)}", tenant, 10) for tenant in ("acme", "globex")]
+    for one in requests:
+        assert queue.enter(one, queue.item_for(one, 1.0)) is None
     first = queue.first("m")
-    for request in requests:
-        queue.withdraw(request.id)
+    for one in requests:
+        queue.withdraw(one.id)
     return first == requests[1].id
 
 
-def _request(name: str, tenant: str, num_tokens: int) -> Request:
-    sampling = SamplingParams(max_tokens=1)
-    return Request(
-        id=RequestId(name), model="m", prompt_tokens=(1,) * num_tokens, sampling=sampling, tenant=TenantId(tenant)
-    )
-
-
-async def test_totals_are_kept_for_a_while(redis_url: str) -> None:
+async def test_totals_are_kept_for_a_while(redis_url: str, redis: Redis) -> None:
     """The totals of a gateway that misses an exchange or two stay."""
     one = counters(redis_url, "g1", "kept")
     await one.exchange([(ACME, 1)])
-    redis = RedisClient(redis_url).redis
     assert TTL_S / 2 < await redis.pttl("{kept:service}:totals") / 1000 <= TTL_S
-    await redis.aclose()
     await one.close()

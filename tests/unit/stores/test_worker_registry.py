@@ -7,7 +7,7 @@ import itertools
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,29 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
-from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.topology import Topology
 from tandem.stores.embedded_redis import EmbeddedServer
 from tandem.stores.redis_client import RedisClient, RedisHealth, StoreUnavailable
 from tandem.stores.worker_registry import WorkerRecord, WorkerRegistry, keep_registered
+from tests.unit.stores.records import BORN, record
 
 Make = Callable[..., WorkerRegistry]
 
 DEADLINE_S = 30.0
-BORN = 1_795_000_000_000_000_001
-"""In nanoseconds; as a double it equals its neighbours."""
-
-
-def record(name: str = "w0", incarnation: int = BORN, port: int = 1) -> WorkerRecord:
-    return WorkerRecord(
-        worker=WorkerRef(WorkerId(name), Incarnation(incarnation), f"127.0.0.1:{port}"),
-        pool="decode",
-        model="smol",
-        fingerprint="ab" * 16,
-        layout="3h x 30l x 2 x 16t x 64d float32",
-        max_model_len=2048,
-        bundle_digest="cd" * 16,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +35,9 @@ def redis_url() -> Iterator[str]:
 
 
 @pytest.fixture
-async def redis(redis_url: str) -> AsyncIterator[Redis]:
-    client = RedisClient(redis_url).redis
-    await client.flushall()
-    yield client
-    await client.aclose()
+async def redis(redis: Redis) -> Redis:
+    await redis.flushall()
+    return redis
 
 
 @pytest.fixture
@@ -285,15 +269,13 @@ class TestOutage:
         caplog.set_level(logging.INFO, "tandem")
         health = RedisHealth()
         registry = make(url=outage.url, ttl_s=0.3, health=health)
-        beating = asyncio.create_task(keep_registered(registry, record(), lambda role: None))
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(DEADLINE_S), registered(registry):
             await until(lambda: num_registered(caplog) == 1)
             outage.begin()
             await until(lambda: not health.is_up)
             outage.end()
             await until(lambda: num_registered(caplog) == 2)
-        assert await registry.list() == (record(),)
-        await cancelled(beating)
+            assert await registry.list() == (record(),)
         assert await registry.list() == ()
 
 
@@ -301,33 +283,38 @@ class TestOutage:
 class TestHeartbeat:
     async def test_heartbeats_keep_an_entry_alive_beyond_its_ttl(self, redis: Redis, make: Make) -> None:
         registry = make(ttl_s=0.4)
-        beating = asyncio.create_task(keep_registered(registry, record(), lambda role: None))
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(DEADLINE_S), registered(registry):
             lapses = await lapse(redis)
             while await lapse(redis) < lapses + 400:
                 await asyncio.sleep(0.02)
-        assert await registry.list() == (record(),)
-        await cancelled(beating)
+            assert await registry.list() == (record(),)
 
     async def test_an_earlier_incarnation_is_superseded_and_leaves_the_later_alone(
-        self, redis: Redis, make: Make, caplog: pytest.LogCaptureFixture
+        self, registry: WorkerRegistry, caplog: pytest.LogCaptureFixture
     ) -> None:
-        registry = make(ttl_s=60.0)
         later = record(incarnation=BORN + 1)
         await registry.publish(later)
-        beating = asyncio.create_task(keep_registered(registry, record(), lambda role: None))
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(DEADLINE_S), registered(registry):
             await until(lambda: "a later worker with its id is registered" in caplog.text)
-        await cancelled(beating)
         assert await registry.list() == (later,)
 
     async def test_it_can_be_stopped_in_an_outage(self, tmp_path: Path, make: Make) -> None:
         health = RedisHealth()
         registry = make(url=f"unix://{tmp_path}/nothing.sock", health=health)
-        beating = asyncio.create_task(keep_registered(registry, record(), lambda role: None))
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(DEADLINE_S), registered(registry):
             await until(lambda: not health.is_up)
-            await cancelled(beating)
+
+
+@asynccontextmanager
+async def registered(registry: WorkerRegistry) -> AsyncIterator[None]:
+    """Keep a worker registered until the block ends."""
+    beating = asyncio.create_task(keep_registered(registry, record(), lambda role: None))
+    try:
+        yield
+    finally:
+        beating.cancel()
+        with suppress(asyncio.CancelledError):
+            await beating
 
 
 async def until(holds: Callable[[], bool]) -> None:
@@ -345,12 +332,6 @@ async def lapse(redis: Redis) -> float:
     while (score := await redis.zscore("{test:workers}:lapse", "w0")) is None:
         await asyncio.sleep(0.01)
     return float(score)
-
-
-async def cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
 
 
 TEXT = st.text(max_size=10)

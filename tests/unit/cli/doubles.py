@@ -1,6 +1,8 @@
-"""A clock that a test sets by hand."""
+"""A clock that a test sets by hand, and a terminal that keeps what is written to it."""
 
 from __future__ import annotations
+
+from io import StringIO
 
 
 class Hands:
@@ -11,3 +13,8 @@ class Hands:
 
     def now(self) -> float:
         return self.time
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
