@@ -382,11 +382,8 @@ class Cluster:
         worker = self.find(consumer)
         if worker is not None:
             for key, prefix_request in sorted(self.links[consumer, producer].following.items()):
-                worker.inbox.append(
-                    lambda k=key, b=prefix_request: self.send_to_source(
-                        worker, producer, "follow", (k,), prefix_request=b
-                    )
-                )  # type: ignore[misc]
+                follow = partial(self.send_to_source, worker, producer, "follow", (key,), prefix_request=prefix_request)
+                worker.inbox.append(follow)
 
     # ---- what engines want done
 

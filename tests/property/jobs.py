@@ -24,13 +24,13 @@ class Shape:
     shared: int
     branch: int
     max_tokens: int
-    num_output: int
-    priority: int
-    lane: Lane
-    may_stop: bool
-    salt: str
-    looks_back: bool
-    num_top: int | None
+    num_output: int = 0
+    priority: int = 0
+    lane: Lane = Lane.INTERACTIVE
+    may_stop: bool = False
+    salt: str = ""
+    looks_back: bool = False
+    num_top: int | None = None
     num_choices: int = 1
 
 

@@ -110,6 +110,12 @@ def check_silence(cluster: Cluster) -> None:
         worker.times.check_quiet()
 
 
+def check_all_that_fits_finished(cluster: Cluster) -> None:
+    for outcome in cluster.outcomes.values():
+        assert isinstance(outcome, Finished) or outcome.kind is ErrorKind.CONTEXT_LENGTH, outcome
+    check_silence(cluster)
+
+
 def run(seed: int, knobs: Knobs, specs: list[RequestSpec], rounds: int) -> Cluster:
     cluster = Cluster(seed, knobs)
     for number, spec in enumerate(specs):
@@ -204,9 +210,7 @@ def test_without_faults_every_request_finishes(seed: int, knobs: Knobs, specs: l
     cluster = run(seed, knobs, specs, 0)
     assert cluster.settle(1500, cluster.is_quiet), [repr(w.engine) for w in cluster.workers]
     assert not cluster.failures, cluster.failures
-    for outcome in cluster.outcomes.values():
-        assert isinstance(outcome, Finished) or outcome.kind is ErrorKind.CONTEXT_LENGTH, outcome
-    check_silence(cluster)
+    check_all_that_fits_finished(cluster)
 
 
 @effort(40)
@@ -224,9 +228,7 @@ def test_sequences_move_between_workers_and_every_request_finishes(
     assert cluster.settle(3000, cluster.is_quiet), [repr(w.engine) for w in cluster.workers]
     full = {ErrorKind.OVERLOADED, ErrorKind.DRAINING}
     assert {failed.kind for failed in cluster.failures} <= full, cluster.failures
-    for outcome in cluster.outcomes.values():
-        assert isinstance(outcome, Finished) or outcome.kind is ErrorKind.CONTEXT_LENGTH, outcome
-    check_silence(cluster)
+    check_all_that_fits_finished(cluster)
 
 
 @effort(40)

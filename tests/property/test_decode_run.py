@@ -33,9 +33,9 @@ class Wish:
     num_prompt: int
     shared: int
     max_tokens: int
-    may_stop: bool
-    priority: int
-    cancel_after: int
+    may_stop: bool = False
+    priority: int = 0
+    cancel_after: int = 0
     num_choices: int = 1
     lane: Lane = Lane.INTERACTIVE
 
@@ -165,53 +165,40 @@ def worked(
     submitted=wishes(),
     num_blocks=st.sampled_from([8, 12, 20, 60]),
     caching=st.sampled_from([True, True, False]),
-    max_num_seqs=st.sampled_from([2, 8]),
-    budget=st.sampled_from([8, 32]),
-    chunked=st.booleans(),
     longest=st.sampled_from([2, 5, 64]),
-    max_lane_pause_s=st.sampled_from([0.0, 5.0, 30.0]),
-    batch_max_share=st.sampled_from([1.0, 1.0, 0.5]),
-    lane_preemptions=st.sampled_from([0, 1, 2]),
+    limits=st.builds(
+        SchedulerLimits,
+        max_num_batched_tokens=st.sampled_from([8, 32]),
+        max_num_seqs=st.sampled_from([2, 8]),
+        max_model_len=st.just(64),
+        enable_chunked_prefill=st.booleans(),
+        max_lane_preemptions=st.sampled_from([0, 1, 2]),
+        max_lane_pause_s=st.sampled_from([0.0, 5.0, 30.0]),
+        batch_max_share=st.sampled_from([1.0, 1.0, 0.5]),
+    ),
 )
 def test_a_run_leaves_what_its_steps_leave(
-    submitted: list[Wish],
-    num_blocks: int,
-    caching: bool,
-    max_num_seqs: int,
-    budget: int,
-    chunked: bool,
-    longest: int,
-    max_lane_pause_s: float,
-    batch_max_share: float,
-    lane_preemptions: int,
+    submitted: list[Wish], num_blocks: int, caching: bool, longest: int, limits: SchedulerLimits
 ) -> None:
-    limits = SchedulerLimits(
-        max_num_batched_tokens=budget,
-        max_num_seqs=max_num_seqs,
-        max_model_len=64,
-        enable_chunked_prefill=chunked,
-        max_lane_preemptions=lane_preemptions,
-        max_lane_pause_s=max_lane_pause_s,
-        batch_max_share=batch_max_share,
-    )
     single, states = worked(submitted, limits, num_blocks, caching, longest=1)
     many, same = worked(submitted, limits, num_blocks, caching, longest)
     assert same == states
     assert many.reports == single.reports
 
 
+WIDE = SchedulerLimits(max_num_batched_tokens=32, max_num_seqs=8, max_model_len=64)
+
+
 def test_runs_are_taken_and_end_before_a_sequence_does() -> None:
-    limits = SchedulerLimits(max_num_batched_tokens=32, max_num_seqs=8, max_model_len=64)
-    submitted = [Wish(0, 6, 0, 20, False, 0, 0), Wish(0, 6, 0, 9, False, 0, 0)]
-    worker, _ = worked(submitted, limits, 60, caching=True, longest=64)
+    submitted = [Wish(0, 6, 0, 20), Wish(0, 6, 0, 9)]
+    worker, _ = worked(submitted, WIDE, 60, caching=True, longest=64)
     assert worker.run_lengths == [7, 10], "8 decodes of the shorter one and then 11 of the other, but each one's last"
 
 
 def test_a_run_ends_where_blocks_do() -> None:
-    limits = SchedulerLimits(max_num_batched_tokens=32, max_num_seqs=8, max_model_len=64)
-    worker = Worker(Scheduler(BlockPool(5, BLOCK_SIZE), limits, "model"))
+    worker = Worker(Scheduler(BlockPool(5, BLOCK_SIZE), WIDE, "model"))
     for number in range(2):
-        worker.scheduler.add(job_of(number, Wish(0, 4, 0, 12, False, 0, 0)))
+        worker.scheduler.add(job_of(number, Wish(0, 4, 0, 12)))
     assert worker.step()
     run = worker.scheduler.run(64)
     assert run is not None and run.num_steps == 4, "each has taken its second block, and one is left for two"
@@ -220,9 +207,8 @@ def test_a_run_ends_where_blocks_do() -> None:
 
 
 def test_a_forecast_is_void_once_something_was_done() -> None:
-    limits = SchedulerLimits(max_num_batched_tokens=32, max_num_seqs=8, max_model_len=64)
-    worker = Worker(Scheduler(BlockPool(20, BLOCK_SIZE), limits, "model"))
-    worker.scheduler.add(job_of(0, Wish(0, 4, 0, 12, False, 0, 0)))
+    worker = Worker(Scheduler(BlockPool(20, BLOCK_SIZE), WIDE, "model"))
+    worker.scheduler.add(job_of(0, Wish(0, 4, 0, 12)))
     assert worker.scheduler.run(64) is None, "a prompt is no decode"
     assert worker.step()
     run = worker.scheduler.run(64)

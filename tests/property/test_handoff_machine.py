@@ -420,9 +420,8 @@ class HandoffMachine(RuleBasedStateMachine):
         )
         effects = self.leases.on_chunk(prefill_of(key), update, self.now)
         has_announced = len(lease.announcements) > num_announced
-        assert has_announced == (stop > done or is_last) and len(effects) == (
-            has_announced and lease.consumer is not None
-        )
+        assert has_announced == (stop > done or is_last)
+        assert len(effects) == (has_announced and lease.consumer is not None)
         self.progress[key] = PROMPT_BLOCKS + 1 if is_last else stop
         self.to_consumer.extend(x.message for x in effects if isinstance(x, SendAnnouncement))
 

@@ -3,6 +3,7 @@ and nothing is left of it anywhere."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from hypothesis import given
@@ -26,6 +27,22 @@ def run(seed: int, knobs: Knobs, specs: list[RequestSpec], drains: list[tuple[in
         cluster.run(rounds)
         cluster.drain(index, is_undone=is_undone)
     cluster.run(20)
+    return cluster
+
+
+def check_told(cluster: MovingCluster) -> None:
+    """Nothing is left, and every choice has the right tokens."""
+    check_silence(cluster)
+    for place, story in cluster.stories.items():
+        assert tuple(story.tokens) == cluster.expected[place], place
+
+
+def calm(seed: int, knobs: Knobs, lengths: Iterable[int]) -> MovingCluster:
+    """Return a cluster without faults, with requests of these lengths and 50 tokens at the first worker."""
+    cluster = MovingCluster(seed, knobs)
+    cluster.has_faults = False
+    for number, length in enumerate(lengths):
+        cluster.begin(RequestSpec(prefill=0, decode=0, length=length, shared=0, max_tokens=50).request(number), 0)
     return cluster
 
 
@@ -55,9 +72,7 @@ def test_whatever_happens_while_workers_drain_every_choice_ends_right(
     seed: int, knobs: Knobs, specs: list[RequestSpec], drains: list[tuple[int, int, bool]]
 ) -> None:
     cluster = run(seed, knobs, [replace(spec, pause=spec.pause % 3) for spec in specs], drains)
-    check_silence(cluster)
-    for place, story in cluster.stories.items():
-        assert tuple(story.tokens) == cluster.expected[place], place
+    check_told(cluster)
 
 
 @effort(24)
@@ -69,18 +84,12 @@ def test_whatever_happens_while_workers_drain_every_choice_ends_right(
 def test_with_room_elsewhere_all_that_runs_moves(seed: int, depth: int, lengths: list[int]) -> None:
     """Without faults nothing that runs and has far to go is computed anew."""
     knobs = Knobs(num_blocks=(80, 160, 160), max_num_seqs=8, plan_depth=depth, budget=60, slow_reads=0.0)
-    cluster = MovingCluster(seed, knobs)
-    cluster.has_faults = False
-    for number, length in enumerate(lengths):
-        spec = RequestSpec(prefill=0, decode=0, length=length, shared=0, max_tokens=50)
-        cluster.begin(spec.request(number), 0)
+    cluster = calm(seed, knobs, lengths)
     cluster.run(5)
     producer = cluster.workers[0]
     cluster.drain(0)
-    check_silence(cluster)
+    check_told(cluster)
     assert producer.engine.drained() == DrainResult(0, len(lengths), 0)
-    for place, story in cluster.stories.items():
-        assert tuple(story.tokens) == cluster.expected[place], place
 
 
 @effort(24)
@@ -99,16 +108,11 @@ def test_a_drain_of_a_full_pool_does_not_wait_for_its_end(
     knobs = Knobs(
         num_blocks=(num_blocks, 300, 300), max_num_seqs=8, plan_depth=depth, budget=60, slow_reads=0.0, digests=digests
     )
-    cluster = MovingCluster(seed, knobs)
-    cluster.has_faults = False
-    for number in range(4):
-        cluster.begin(RequestSpec(prefill=0, decode=0, length=3, shared=0, max_tokens=50).request(number), 0)
+    cluster = calm(seed, knobs, [3] * 4)
     cluster.run(rounds)
     producer, began = cluster.workers[0], cluster.agenda.now
     cluster.drain(0)
     while producer.is_alive and producer.engine.num_live:
         cluster.run(1)
         assert cluster.agenda.now - began < DRAIN_S / 2, producer.engine
-    check_silence(cluster)
-    for place, story in cluster.stories.items():
-        assert tuple(story.tokens) == cluster.expected[place], place
+    check_told(cluster)

@@ -95,9 +95,8 @@ class PoolMachine(RuleBasedStateMachine):
         """Copies happen in the order of the plans, so that the model may make them when they are planned."""
         spills, fills = self.pool.host.take_copies()
         assert len({slot for _, slot in spills}) == len(spills) and len({block for _, block in fills}) == len(fills)
-        busy = {slot for plan in self.plans for _, slot in plan[0]} | {
-            slot for plan in self.plans for slot, _ in plan[1]
-        }
+        busy = {slot for spilt, _ in self.plans for _, slot in spilt}
+        busy |= {slot for _, filled in self.plans for slot, _ in filled}
         assert busy.isdisjoint(slot for _, slot in spills), "a slot is written that an open plan copies"
         for block, slot in spills:
             self.host_content[slot] = self.content[block]
@@ -178,7 +177,9 @@ class PoolMachine(RuleBasedStateMachine):
         assert table.ids() == (*before[:index], target, *before[index + 1 :])
         self.take_copies()
         self.content[target] = self.content[source]
-        hold = Hold((source,), Holder.COPY)
+        return self.note(Hold((source,), Holder.COPY))
+
+    def note(self, hold: Hold) -> Hold:
         self.held.append(hold)
         return hold
 
@@ -197,15 +198,13 @@ class PoolMachine(RuleBasedStateMachine):
         if not hold.blocks:
             return multiple()  # type: ignore[return-value]
         self.pool.retain(hold.blocks, holder)
-        self.held.append(hold)
-        return hold
+        return self.note(hold)
 
     @rule(target=holds, owner=owners)
     def hand_over(self, owner: Owner) -> Hold:
         """A prefill ends, and only its lease is left."""
-        hold = Hold(owner.table.ids(), Holder.LEASE)
+        hold = self.note(Hold(owner.table.ids(), Holder.LEASE))
         self.pool.retain(hold.blocks, Holder.LEASE)
-        self.held.append(hold)
         self.let_go(owner)
         return hold
 
@@ -220,9 +219,7 @@ class PoolMachine(RuleBasedStateMachine):
             return multiple()  # type: ignore[return-value]
         self.pool.retain_for_lease(blocks)
         assert set(self.pool._free) == free - set(blocks)
-        hold = Hold(blocks, Holder.LEASE)
-        self.held.append(hold)
-        return hold
+        return self.note(Hold(blocks, Holder.LEASE))
 
     @rule(
         owner=owners,

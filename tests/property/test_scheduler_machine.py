@@ -552,20 +552,7 @@ def test_a_pull_may_arrive_before_the_blocks_that_it_hit_are_back_from_host_memo
         right=None,
         seed=0,
     )
-    first = Shape(
-        kind=GenerateJob,
-        length=3,
-        shared=3,
-        branch=0,
-        max_tokens=0,
-        num_output=0,
-        priority=0,
-        lane=Lane.INTERACTIVE,
-        may_stop=False,
-        salt="",
-        looks_back=False,
-        num_top=None,
-    )
+    first = Shape(kind=GenerateJob, length=3, shared=3, branch=0, max_tokens=0)
     machine.add(first)
     machine.turn()
     # It takes blocks of the first, whose content goes to host memory, and frees them without content.

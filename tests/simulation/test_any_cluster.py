@@ -112,7 +112,6 @@ def test_every_request_ends_once_and_nothing_is_left(
         workers = tuple((replace(spec, pool=pool, lanes=lanes, max_run=max_run), 1) for pool, lanes in kinds)
         one = SimCluster(ClusterSpec(workers=workers, gateway=gateway, latency_s=latency_s, seed=seed))
         traces = traces_of(one, poisson(GROUPS, seed, NUM_REQUESTS, rate), [(t, RequestId(f"r{n}")) for t, n in closed])
-        one.check()
         return one.digest, traces
 
     digest, traces = run(max_run=64)
@@ -135,7 +134,6 @@ def test_how_far_workers_look_ahead_does_not_show_in_what_routers_know_of_their_
         workers = ((replace(spec, max_run=max_run), 4),)
         one = SimCluster(ClusterSpec(workers=workers, gateway=GatewayConfig(disaggregation="off"), latency_s=0.0))
         traces_of(one, poisson(GROUPS, 0, NUM_REQUESTS, rate=20.0))
-        one.check()
         return one.digest
 
     assert run(max_run) == run(1)
@@ -157,7 +155,6 @@ def test_with_time_enough_whatever_can_be_placed_ends_well(
     workers = tuple((replace(patient, pool=label), 1) for label in labels)
     one = SimCluster(ClusterSpec(workers=workers, gateway=GatewayConfig(disaggregation=policy), latency_s=latency_s))
     traces = traces_of(one, poisson(GROUPS, seed, NUM_REQUESTS, rate))
-    one.check()
     pairs = [(p, d) for p, d in permutations(labels, 2) if p != "decode" and d != "prefill"]
     can_be_placed = policy != "strict" or bool(pairs)
     assert {trace.is_complete for trace in traces} == {can_be_placed}, [t.outcome for t in traces if not t.is_complete]

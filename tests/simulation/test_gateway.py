@@ -12,7 +12,7 @@ from tandem.core.config import Config, EngineConfig, GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Finished, Token
 from tandem.core.ids import JobKey, RequestId, WorkerRef
-from tandem.core.request import Job, Request, ResumeJob, SamplingParams
+from tandem.core.request import Job, ResumeJob
 from tandem.orchestration.commands import Command
 from tandem.orchestration.director import RequestDirector
 from tandem.orchestration.known_workers import DISCOVERY_PERIOD_S
@@ -22,19 +22,8 @@ from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cluster.faults import Fault
 from tandem.sim.cluster.worker import SimWorker
 from tandem.sim.cost.executor import token_at
-from tandem.workload.scheduled_request import MODEL, ScheduledRequest
-from tests.simulation.clusters import gpu_spec, run, slow_spec
+from tests.simulation.clusters import gpu_spec, prompt, run, scheduled, slow_spec, traces_of
 from tests.simulation.faults import CONFIG, GATEWAY
-
-
-def scheduled(number: int, due_s: float, tokens: tuple[int, ...], max_tokens: int = 4) -> ScheduledRequest:
-    sampling = SamplingParams(max_tokens=max_tokens, seed=number)
-    request = Request(id=RequestId(f"r{number}"), model=MODEL, prompt_tokens=tokens, sampling=sampling)
-    return ScheduledRequest(request, "", due_s)
-
-
-def prompt(seed: int, length: int) -> tuple[int, ...]:
-    return tuple((seed * 7919 + i) % 30_000 for i in range(length))
 
 
 @pytest.mark.parametrize(("session", "num_used"), [("", 2), ("talk", 1)])
@@ -69,11 +58,8 @@ def test_a_request_that_cannot_meet_its_clients_deadline_is_refused_or_ended() -
     schedule = [scheduled(i, 0.0, prompt(i, 2000)) for i in range(3)]
     schedule.append(replace(scheduled(3, 1.0, prompt(3, 2000)), timeout_s=2.0))
     schedule.append(replace(scheduled(4, 60.0, prompt(4, 50), max_tokens=200), timeout_s=2.0))
-    cluster, traces = SimCluster(spec), dict[str, ClientTrace]()
-    cluster.run(schedule, lambda trace: traces.__setitem__(trace.id, trace))
-    cluster.check()
-    assert all(isinstance(traces[f"r{i}"].outcome, Finished) for i in range(3))
-    refused, late = traces["r3"], traces["r4"]
+    *served, refused, late = traces_of(SimCluster(spec), schedule)
+    assert all(isinstance(trace.outcome, Finished) for trace in served)
     assert isinstance(refused.outcome, TandemError) and refused.outcome.kind is ErrorKind.SLO_MISS
     assert refused.ended_at == 1.0
     assert isinstance(late.outcome, TandemError) and late.outcome.kind is ErrorKind.DEADLINE
@@ -126,10 +112,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch, faults: list[Fault]) -> list[Reques
         submit(worker, job, *rest)
 
     monkeypatch.setattr(cluster._network, "submit", watched)
-    traces: list[ClientTrace] = []
-    cluster.run(schedule, traces.append, (), faults)
-    cluster.check()
-    assert all(trace.is_complete for trace in traces)
+    assert all(trace.is_complete for trace in traces_of(cluster, schedule, faults=faults))
     return found
 
 

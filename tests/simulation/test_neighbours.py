@@ -38,10 +38,7 @@ def pair(budget: int) -> tuple[tuple[WorkerSpec, int], ...]:
 
 
 def run(groups: list[RequestClass], rate: float, count: int, spec: ClusterSpec, seed: int = 1) -> list[ClientTrace]:
-    one = SimCluster(spec)
-    traces = traces_of(one, scheduled_requests(Mix(tuple(groups)), seed, count, rate))
-    one.check()
-    return traces
+    return traces_of(SimCluster(spec), scheduled_requests(Mix(tuple(groups)), seed, count, rate))
 
 
 def p99(values: list[float]) -> float:
@@ -192,19 +189,18 @@ def test_the_queue_of_one_tenant_serves_short_prompts_as_early_as_workers_would(
 def test_what_would_miss_its_lane_s_target_is_refused_before_any_work_is_done_for_it() -> None:
     targets = LatencyTargets(interactive=Slo(ttft_s=2.0))
     spec = ClusterSpec(workers=((slow_spec(), 1),), gateway=LINE, targets=targets)
-    traces = run([RequestClass("one", 1.0, (400, 400), (2, 2))], 20.0, 60, spec)
+    alike = [RequestClass("one", 1.0, (400, 400), (2, 2))]
+    traces = run(alike, 20.0, 60, spec)
     refused = [trace for trace in traces if isinstance(trace.outcome, TandemError)]
     errors = [trace.outcome for trace in refused if isinstance(trace.outcome, TandemError)]
     assert 0 < len(refused) < len(traces) and not any(len(trace.token_times) for trace in refused)
     assert {(error.kind, error.reason) for error in errors} == {(ErrorKind.SLO_MISS, "predicted_ttft")}
     assert all(error.retry_after_s is not None and error.retry_after_s > 0 for error in errors)
     kept = [trace.ttft_s for trace in traces if trace.is_complete]
-    free = run(
-        [RequestClass("one", 1.0, (400, 400), (2, 2))], 20.0, 60, ClusterSpec(workers=spec.workers, gateway=LINE)
-    )
+    free = run(alike, 20.0, 60, ClusterSpec(workers=spec.workers, gateway=LINE))
     assert max(kept) < 2 * 2.0 < max(trace.ttft_s for trace in free)
     off = replace(spec, gateway=replace(LINE, early_rejection="off"))
-    assert all(trace.is_complete for trace in run([RequestClass("one", 1.0, (400, 400), (2, 2))], 20.0, 60, off))
+    assert all(trace.is_complete for trace in run(alike, 20.0, 60, off))
 
 
 def test_a_full_queue_rejects_the_flood_and_not_its_neighbour() -> None:

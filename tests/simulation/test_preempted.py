@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tandem.core.config import Config, EngineConfig, GatewayConfig
-from tandem.core.ids import RequestId
 from tandem.core.lane import Lane
-from tandem.core.request import Request, SamplingParams
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.cluster import SimCluster
-from tandem.workload.scheduled_request import MODEL, ScheduledRequest
-from tests.simulation.clusters import cluster, run, slow_spec
+from tests.simulation.clusters import cluster, run, scheduled, slow_spec
 
 NUM_PROMPT = 800
 
@@ -23,18 +20,11 @@ def answers(rebalance: str, pool: str) -> tuple[SimCluster, list[ClientTrace]]:
     if pool == "decode":
         workers = [(slow_spec("prefill", config=config), 1), (slow_spec("decode", config=config), 2)]
     one = cluster(*workers, gateway=GatewayConfig(rebalance=rebalance))  # type: ignore[arg-type]
+    sent = [(0.0, Lane.BATCH, 200), (0.1, Lane.BATCH, 200), (5.0, Lane.INTERACTIVE, 2000)]
     schedule = [
-        ScheduledRequest(
-            Request(
-                id=RequestId(f"r{number}"), model=MODEL, prompt_tokens=(number,) * NUM_PROMPT, lane=lane,
-                sampling=SamplingParams(max_tokens=num_tokens, seed=number),
-            ),
-            "", due_s,
-        )
-        for number, (due_s, lane, num_tokens) in enumerate(
-            [(0.0, Lane.BATCH, 200), (0.1, Lane.BATCH, 200), (5.0, Lane.INTERACTIVE, 2000)]
-        )
-    ]  # fmt: skip
+        scheduled(number, due_s, (number,) * NUM_PROMPT, num_tokens, lane=lane)
+        for number, (due_s, lane, num_tokens) in enumerate(sent)
+    ]
     return one, run(one, schedule)
 
 

@@ -31,10 +31,7 @@ def spec_of(**terms: object) -> ClusterSpec:
 
 
 def run(spec: ClusterSpec, rate: float, count: int, group: RequestClass = GROUP) -> list[ClientTrace]:
-    one = SimCluster(spec)
-    traces = traces_of(one, scheduled_requests(Mix((group,)), 1, count, rate))
-    one.check()
-    return traces
+    return traces_of(SimCluster(spec), scheduled_requests(Mix((group,)), 1, count, rate))
 
 
 def reasons(traces: list[ClientTrace]) -> Counter[str]:
@@ -80,10 +77,8 @@ def test_a_tenant_gets_no_better_lane_than_its_own() -> None:
     other = TenantId("b")
     tenants = {A: Tenant(id=A, lane=Lane.BATCH), other: Tenant(id=other, lane=Lane.STANDARD)}
     spec = ClusterSpec(workers=((slow_spec(), 1),), gateway=GatewayConfig(), tenants=tenants)
-    one = SimCluster(spec)
     groups = tuple(RequestClass(name, 0.5, (200, 200), (2, 2), tenant=name) for name in "ab")
-    traces = traces_of(one, scheduled_requests(Mix(groups), 1, 60, 0.0))
-    one.check()
+    traces = traces_of(SimCluster(spec), scheduled_requests(Mix(groups), 1, 60, 0.0))
     first = {name: sorted(t.token_times[0] for t in traces if t.tenant == name) for name in "ab"}
     assert first["b"][-1] < first["a"][8]
 

@@ -10,8 +10,7 @@ import pytest
 
 from loadtest.cluster.routing import TRACE, RoutingOutcome, RoutingSetting, compare
 from tandem.core.config import GatewayConfig, RoutingPolicy
-from tandem.core.ids import Incarnation, RequestId, WorkerId, WorkerRef
-from tandem.core.request import Request, SamplingParams
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.routing.placement import Placement
@@ -21,8 +20,8 @@ from tandem.routing.worker_view import WorkerView
 from tandem.sim.cluster.cluster import SimCluster
 from tandem.sim.cluster.cluster_spec import ClusterSpec
 from tandem.sim.cost.executor import token_at
-from tandem.workload.scheduled_request import MODEL, ScheduledRequest
-from tests.simulation.clusters import gpu_spec, run
+from tandem.workload.scheduled_request import ScheduledRequest
+from tests.simulation.clusters import gpu_spec, prompt, run, scheduled
 from tests.unit.routing.rankings import ranking_of
 
 
@@ -33,22 +32,19 @@ def talks(num_talks: int, num_turns: int, unit: int) -> list[ScheduledRequest]:
     for turn in range(num_turns):
         for talk in range(num_talks):
             length = unit * ((50 if talk % 4 else 240) + 9 * turn)
-            prompt = tuple((talk * 7919 + i) % 30_000 for i in range(length))
             number = turn * num_talks + talk
-            turn_request = Request(
-                id=RequestId(f"r{number}"), model=MODEL, prompt_tokens=prompt, sampling=SamplingParams(max_tokens=40)
-            )
-            schedule.append(ScheduledRequest(turn_request, "talk", number * unit * 3e-4))
+            schedule.append(scheduled(number, number * unit * 3e-4, prompt(talk, length), 40))
     return schedule
+
+
+def spec_of(num_prefill: int, num_decode: int, gateway: GatewayConfig) -> ClusterSpec:
+    workers = ((gpu_spec("prefill", max_num_batched_tokens=8192), num_prefill), (gpu_spec("decode"), num_decode))
+    return ClusterSpec(workers=workers, gateway=gateway)
 
 
 def spent(policy: RoutingPolicy, schedule: list[ScheduledRequest], num_decode: int) -> tuple[float, float]:
     """The share of prompts that was cached, and the 95th percentile of TTFT."""
-    spec = ClusterSpec(
-        workers=((gpu_spec("prefill", max_num_batched_tokens=8192), 4), (gpu_spec("decode"), num_decode)),
-        gateway=GatewayConfig(routing_policy=policy),
-    )
-    traces = run(SimCluster(spec), schedule)
+    traces = run(SimCluster(spec_of(4, num_decode, GatewayConfig(routing_policy=policy))), schedule)
     num_cached = sum(trace.outcome.num_cached_tokens for trace in traces)  # type: ignore[union-attr]
     return num_cached / sum(t.num_prompt for t in traces), sorted(t.ttft_s for t in traces)[int(0.95 * len(traces))]
 
@@ -94,10 +90,7 @@ def test_on_a_recorded_trace_too() -> None:
 
 
 def test_hits_that_are_seen_late_are_missed() -> None:
-    spec = ClusterSpec(
-        workers=((gpu_spec("prefill", max_num_batched_tokens=8192), 4), (gpu_spec("decode"), 2)),
-        gateway=GatewayConfig(),
-    )
+    spec = spec_of(4, 2, GatewayConfig())
 
     def cached(delay_s: float) -> int:
         done = run(SimCluster(replace(spec, index_delay_s=delay_s)), talks(16, 3, unit=50))
@@ -109,23 +102,13 @@ def test_hits_that_are_seen_late_are_missed() -> None:
 def answered(*, num_gateways: int, remote_prefix: bool) -> tuple[int, int]:
     """Tokens that were cached and those of them that were read from others, where each second turn repeats an answer
     that only a worker that decodes has."""
-    spec = ClusterSpec(
-        workers=((gpu_spec("prefill", max_num_batched_tokens=8192), 2), (gpu_spec("decode"), 2)),
-        gateway=GatewayConfig(remote_prefix=remote_prefix),
-        num_gateways=num_gateways,
-    )
+    spec = replace(spec_of(2, 2, GatewayConfig(remote_prefix=remote_prefix)), num_gateways=num_gateways)
     schedule = []
     for number in range(12):
         turn, talk = divmod(number, 6)
-        first = tuple((talk * 7919 + i) % 30_000 for i in range(2000))
-        answer = tuple(token_at(talk, 0, index) for index in range(1200))
-        turn_request = Request(
-            id=RequestId(f"r{number}"),
-            model=MODEL,
-            prompt_tokens=first if turn == 0 else (*first, *answer, *range(100)),
-            sampling=SamplingParams(max_tokens=1200 if turn == 0 else 4, seed=talk),
-        )
-        schedule.append(ScheduledRequest(turn_request, "talk", 30.0 * turn + 0.1 * talk))
+        first, answer = prompt(talk, 2000), tuple(token_at(talk, 0, index) for index in range(1200))
+        tokens = first if turn == 0 else (*first, *answer, *range(100))
+        schedule.append(scheduled(number, 30.0 * turn + 0.1 * talk, tokens, 1200 if turn == 0 else 4, seed=talk))
     cluster = SimCluster(spec)
     traces = run(cluster, schedule)
     return sum(t.outcome.num_cached_tokens for t in traces), cluster.num_remote_hit_tokens  # type: ignore[union-attr]

@@ -14,12 +14,18 @@ A, B, C, D = (WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1") for name in
 PARTY = Actor(0)
 
 
-def ends(*reads: tuple[float, WorkerRef, WorkerRef, int], latency_s: float = 0.0) -> Sequence[float]:
-    """When each of (start, source, consumer, bytes) ends; links carry 100 bytes per second, D's 25."""
-    agenda = SimEventQueue()
+def linked(agenda: SimEventQueue, latency_s: float = 0.0) -> Fabric:
+    """Return a network on which workers have 100 bytes per second, D 25."""
     fabric = Fabric(agenda, latency_s)
     for worker, bandwidth in ((A, 100.0), (B, 100.0), (C, 100.0), (D, 25.0)):
         fabric.add(worker, bandwidth, PARTY)
+    return fabric
+
+
+def ends(*reads: tuple[float, WorkerRef, WorkerRef, int], latency_s: float = 0.0) -> Sequence[float]:
+    """When each of (start, source, consumer, bytes) ends."""
+    agenda = SimEventQueue()
+    fabric = linked(agenda, latency_s)
     ended = [0.0] * len(reads)
 
     def start(index: int) -> None:
@@ -63,9 +69,7 @@ def test_many_reads_use_a_link_fully() -> None:
 
 def test_what_is_cut_never_ends_and_leaves_the_link_to_others() -> None:
     agenda = SimEventQueue()
-    fabric = Fabric(agenda, 0.5)
-    for worker in (A, B, C):
-        fabric.add(worker, 100.0, PARTY)
+    fabric = linked(agenda, 0.5)
     ended: list[float] = []
     fabric.read(A, B, 100, lambda: pytest.fail("it was cut"))
     fabric.read(A, C, 100, lambda: ended.append(agenda.now))
@@ -86,9 +90,7 @@ def test_a_link_without_bandwidth_is_refused() -> None:
 
 def test_a_stopped_read_goes_on_where_it_stood() -> None:
     agenda, ended = SimEventQueue(), list[float]()
-    fabric = Fabric(agenda, 0.0)
-    for worker in (A, B):
-        fabric.add(worker, 100.0, PARTY)
+    fabric = linked(agenda)
     fabric.read(A, B, 100, lambda: ended.append(agenda.now))
     agenda.at(0.25, "stop", lambda: fabric.stop(A, B), by=PARTY)
     agenda.at(3.0, "go on", lambda: fabric.resume(A, B), by=PARTY)
@@ -99,9 +101,7 @@ def test_a_stopped_read_goes_on_where_it_stood() -> None:
 
 def test_reads_from_a_worker_that_is_gone_are_lost_and_its_own_are_forgotten() -> None:
     agenda, lost = SimEventQueue(), list[float]()
-    fabric = Fabric(agenda, 0.0)
-    for worker in (A, B, C):
-        fabric.add(worker, 100.0, PARTY)
+    fabric = linked(agenda)
     fabric.read(A, B, 100, lambda: pytest.fail("its source is gone"), lambda: lost.append(agenda.now))
     fabric.read(
         C, A, 100, lambda: pytest.fail("its consumer is gone"), lambda: pytest.fail("nobody is left to be told")

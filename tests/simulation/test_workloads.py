@@ -9,15 +9,13 @@ from tandem.workload.mix import Mix, scheduled_requests
 from tandem.workload.request_class import Prefix, RequestClass
 from tandem.workload.scheduled_request import ScheduledRequest
 from tandem.workload.source import built_in_names, open_workload
-from tests.simulation.clusters import cluster, gpu_spec, slow_spec
+from tests.simulation.clusters import cluster, gpu_spec, slow_spec, traces_of
 
 
 def ended(requests: list[ScheduledRequest], *workers: tuple[object, int]) -> tuple[list[ClientTrace], int]:
     """Return all traces and the number of prompt tokens that were computed."""
     one = cluster(*workers)  # type: ignore[arg-type]
-    traces: list[ClientTrace] = []
-    one.run(requests, traces.append)
-    one.check()
+    traces = traces_of(one, requests)
     assert all(trace.is_complete for trace in traces)
     return traces, sum(worker.num_prefill_tokens for worker in one.workers)
 

@@ -26,6 +26,7 @@ from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import WorkerView
 from tandem.sched.state.slo_targets import LatencyTargets
+from tests.unit.orchestration.known_workers import BookedWorkers
 
 BATCH, URGENT = frozenset({Lane.BATCH}), frozenset({Lane.INTERACTIVE, Lane.STANDARD})
 FREE = WorkerLoad(num_blocks=1000, num_free_blocks=1000)
@@ -45,16 +46,10 @@ class Queue:
     def __init__(
         self, *views: WorkerView, targets: LatencyTargets | None = None, mode: Disaggregation = "prefer"
     ) -> None:
-        self.views = {view.ref: view for view in views}
-        linked = frozenset((a, b) for a in self.views for b in self.views if a != b)
-        self.ranking = WorkerRanking(linked, frozenset())
-        for view in views:
-            self.put(view)
-        self.queue = PlacementQueue(self.ranking, GatewayConfig(disaggregation=mode), targets or LatencyTargets())
-
-    def put(self, view: WorkerView) -> None:
-        self.views[view.ref] = view
-        self.ranking.put(lambda ref=view.ref: self.views[ref])  # type: ignore[misc]
+        workers = BookedWorkers(views)
+        self.put = workers.add
+        config = GatewayConfig(disaggregation=mode)
+        self.queue = PlacementQueue(workers.candidates(), config, targets or LatencyTargets())
 
     def admit(self, name: str, lane: Lane, num_tokens: int = 400, now: float = 0.0) -> None:
         self.queue.admit(request(name, lane, num_tokens), now, OPEN)
@@ -260,9 +255,9 @@ def test_a_shared_worker_wakes_a_lane_when_the_more_urgent_request_has_left() ->
 
 
 def test_a_sequence_is_taken_over_by_a_worker_of_its_lane() -> None:
-    q = Queue(worker("i", URGENT), worker("b", BATCH, replace(FREE, num_running=9)), worker("s", ALL_LANES))
-    (source,) = (ref for ref in q.views if ref.id == "s")
-    found = {lane: q.queue.pick_consumer("m", lane, FindConsumer(0, source), 0.0) for lane in Lane}
+    source = worker("s", ALL_LANES)
+    q = Queue(worker("i", URGENT), worker("b", BATCH, replace(FREE, num_running=9)), source)
+    found = {lane: q.queue.pick_consumer("m", lane, FindConsumer(0, source.ref), 0.0) for lane in Lane}
     assert {lane.label: ref.id for lane, ref in found.items() if ref is not None} == {
         "interactive": "i", "standard": "i", "batch": "b",
     }  # fmt: skip

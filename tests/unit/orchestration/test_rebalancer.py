@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,19 +9,10 @@ import pytest
 
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import (
-    Cancelled,
-    Finished,
-    FinishReason,
-    KVReceived,
-    MigrationOffered,
-    Preempted,
-    SampledToken,
-    Token,
-)
+from tandem.core.events import Cancelled, Finished, FinishReason, KVReceived, MigrationOffered, Preempted, Token
 from tandem.core.ids import HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
-from tandem.core.request import Request, ResumeJob, SamplingParams
+from tandem.core.request import ResumeJob
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.orchestration.commands import (
@@ -35,7 +25,6 @@ from tandem.orchestration.commands import (
     ReportMove,
     SubmitJob,
 )
-from tandem.orchestration.director import RequestDirector
 from tandem.orchestration.rebalancer import (
     FIRST_BACKOFF_S,
     HOLD_S,
@@ -49,9 +38,9 @@ from tandem.orchestration.rebalancer import (
 from tandem.routing.link_bandwidth import LinkBandwidth
 from tandem.routing.rebalance import MovableSequence, Rebalancing
 from tandem.routing.worker_view import WorkerView
+from tests.unit.orchestration.decoding_requests import A, B, C, DecodingRequests, outcomes
 from tests.unit.orchestration.known_workers import BookedWorkers
 
-A, B, C = (WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1") for name in "abc")
 ON = GatewayConfig(rebalance="on")
 RULES = Rebalancing({}, ON.rebalance_min_gain, LinkBandwidth())
 
@@ -62,47 +51,18 @@ def view(ref: WorkerRef, num_running: int) -> WorkerView:
     return WorkerView(ref, "mixed", "m", "f", load, step_cost=cost, block_size=16, block_bytes=1 << 16)
 
 
-class Setting:
+class Setting(DecodingRequests):
     """Some requests that worker A decodes, while B has nothing to do."""
 
     def __init__(self, config: GatewayConfig = ON, num_requests: int = 3, num_choices: int = 1) -> None:
-        self.workers = BookedWorkers([view(A, 0)])
-        self.director = RequestDirector(self.workers, config, lambda request: HandoffId("h"))
-        self.now = 0.0
+        super().__init__(view(A, 0), config)
         self.num_offers = 0
-        self.keys = [self.start(number, num_choices) for number in range(num_requests)]
+        self.keys = [
+            self.start(number, num_prompt=10 + number, num_output=3, max_tokens=500, num_choices=num_choices)
+            for number in range(num_requests)
+        ]
         self.workers.views[A] = view(A, 6)
         self.workers.add(view(B, 0))
-
-    def start(self, number: int, num_choices: int) -> JobKey:
-        request = Request(
-            id=RequestId(f"r{number}"), model="m", prompt_tokens=(1,) * (10 + number), num_choices=num_choices,
-            sampling=SamplingParams(max_tokens=500),
-        )  # fmt: skip
-        (submit,) = self.director.submit(request, 0.0).commands
-        assert isinstance(submit, SubmitJob)
-        self.director.on_submit_result(A, submit.job.key, None, 0.0)
-        for choice in range(num_choices):
-            self.tokens(A, submit.job.key._replace(choice=choice), 0, 3)
-        return submit.job.key
-
-    def tokens(self, worker: WorkerRef, key: JobKey, first: int, last: int) -> list[Command]:
-        events = [Token(key, index, SampledToken(index)) for index in range(first, last)]
-        return self.director.on_worker_events(worker, events, self.now)
-
-    def tick(self, seconds: float = 0.1) -> list[Command]:
-        self.now += seconds
-        commands = self.director.on_timer(self.now) + self.director.rebalance(self.now)
-        self.director.check()
-        return commands
-
-    def wait(self, seconds: float) -> list[Command]:
-        """Let time pass until there is something to do, at most `seconds`; return it."""
-        commands: list[Command] = []
-        until = self.now + seconds
-        while not commands and self.now < until:
-            commands = self.tick()
-        return commands
 
     def first_move(self, within_s: float = 2 * HOLD_S) -> JobKey:
         """Let time pass until the first sequence is to move, and return its key."""
@@ -122,9 +82,15 @@ class Setting:
         assert submit.worker == B and submit.job.source == A and submit.job.offer_attempt == 1
         return submit
 
+    def accepted_move(self) -> SubmitJob:
+        """Let the first sequence be offered, and B accept the job that takes it over."""
+        submit = self.begin_move()
+        self.director.on_submit_result(B, submit.job.key, None, self.now)
+        return submit
 
-def outcomes(commands: Sequence[Command]) -> list[MoveOutcome]:
-    return [command.outcome for command in commands if isinstance(command, ReportMove)]
+
+def rebalancer_of(workers: BookedWorkers) -> Rebalancer:
+    return Rebalancer(workers.candidates(), RULES, ON.rebalance_max_moves)
 
 
 def test_a_sequence_moves_and_goes_on_at_the_other_worker() -> None:
@@ -193,8 +159,7 @@ def test_a_target_that_refuses_leaves_the_sequence_where_it_is(kind: ErrorKind) 
 
 def test_a_target_that_is_lost_during_the_copy_leaves_the_sequence_where_it_is() -> None:
     setting = Setting()
-    submit = setting.begin_move()
-    setting.director.on_submit_result(B, submit.job.key, None, setting.now)
+    setting.accepted_move()
     setting.workers.remove(B)
     commands = setting.director.on_worker_lost(B, "it died", setting.now)
     assert [type(each) for each in commands] == [ReleaseLease]
@@ -204,8 +169,7 @@ def test_a_target_that_is_lost_during_the_copy_leaves_the_sequence_where_it_is()
 
 def test_a_lost_source_is_a_failed_attempt_and_the_target_gives_up() -> None:
     setting = Setting()
-    submit = setting.begin_move()
-    setting.director.on_submit_result(B, submit.job.key, None, setting.now)
+    submit = setting.accepted_move()
     setting.workers.remove(A)
     commands = setting.director.on_worker_lost(A, "it died", setting.now)
     assert CancelJob(B, (submit.job.key,)) in commands
@@ -216,8 +180,7 @@ def test_a_lost_source_is_a_failed_attempt_and_the_target_gives_up() -> None:
 
 def test_a_client_that_leaves_ends_the_move() -> None:
     setting = Setting()
-    submit = setting.begin_move()
-    setting.director.on_submit_result(B, submit.job.key, None, setting.now)
+    submit = setting.accepted_move()
     commands = setting.director.cancel(submit.job.request.id, setting.now)
     assert {each.worker for each in commands if isinstance(each, CancelJob)} == {A, B}
     assert MoveOutcome.ENDED in outcomes(setting.tick())
@@ -226,7 +189,7 @@ def test_a_client_that_leaves_ends_the_move() -> None:
 def test_a_failing_worker_gets_no_sequence() -> None:
     setting = Setting()
     for failing, has_moved in (({B}, False), (set[WorkerRef](), True)):
-        rebalancer = Rebalancer(setting.workers.candidates(), RULES, ON.rebalance_max_moves)
+        rebalancer = rebalancer_of(setting.workers)
         ticks = (number * PERIOD_S for number in range(20))
         states = [one.state for one in setting.director.requests()]
         assert any(rebalancer.plan(states, failing, now) for now in ticks) is has_moved
@@ -257,9 +220,8 @@ def test_an_offer_that_was_withdrawn_is_refused_when_it_is_repeated() -> None:
 def test_a_target_that_is_lost_after_the_source_has_ended_is_a_failed_attempt(ending: type) -> None:
     """The source ends when the target has read all, and the target dies before it reports that."""
     setting = Setting()
-    submit = setting.begin_move()
+    setting.accepted_move()
     key = setting.keys[0]
-    setting.director.on_submit_result(B, submit.job.key, None, setting.now)
     event = Finished(key, None, 3, 0) if ending is Finished else Cancelled(key)
     setting.director.on_worker_events(A, [event], setting.now)
     setting.workers.remove(B)
@@ -288,8 +250,7 @@ def test_a_sequence_moves_at_most_so_often_and_choices_of_one_job_do_not_move() 
     assert not [each for _ in range(30) for each in shared.tick()]
     for max_moves, moved_again in ((1, False), (2, True)):
         setting = Setting(replace(ON, rebalance_max_moves=max_moves), num_requests=1)
-        submit = setting.begin_move()
-        setting.director.on_submit_result(B, submit.job.key, None, setting.now)
+        submit = setting.accepted_move()
         setting.director.on_worker_events(B, [KVReceived(submit.job.key, 1, 64, 0, 64, 0.1, 0.1, 0.1)], setting.now)
         setting.director.on_worker_events(A, [Cancelled(setting.keys[0])], setting.now)
         setting.tokens(B, submit.job.key, 3, 5)
@@ -360,7 +321,7 @@ def test_the_most_urgent_sequences_of_all_prefill_workers_leave_first() -> None:
     sources = [WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1") for name in ("p0", "p1", "p2")]
     workers = BookedWorkers([*(replace(view(ref, 6), pool="prefill") for ref in sources), view(B, 0)])
     workers.views[B] = replace(view(B, 0), max_num_seqs=100)
-    rebalancer = Rebalancer(workers.candidates(), RULES, ON.rebalance_max_moves)
+    rebalancer = rebalancer_of(workers)
     requests: list[Any] = [RunningRequest(number, ref) for number, ref in enumerate(sources)]
     requests[1].lane = Lane.STANDARD
     requests[2].lane = Lane.BATCH
@@ -379,7 +340,7 @@ def test_sequences_of_a_model_without_decode_workers_keep_no_others_from_leaving
     workers = BookedWorkers([replace(view(leaving, 6), pool="prefill")])
     workers.add(replace(view(stuck, 6), pool="prefill", model="other"))
     workers.add(replace(view(B, 0), max_num_seqs=4))
-    rebalancer = Rebalancer(workers.candidates(), RULES, ON.rebalance_max_moves)
+    rebalancer = rebalancer_of(workers)
     requests: list[Any] = [RunningRequest(number, stuck) for number in range(MAX_EXAMINED)]
     requests.append(RunningRequest(MAX_EXAMINED, leaving))
     requests[-1].lane = Lane.BATCH
@@ -424,9 +385,7 @@ def test_of_several_slow_workers_each_moves_sequences_to_the_only_idle_one() -> 
     crowded = [WorkerRef(WorkerId(f"c{number}"), Incarnation(1), f"c{number}:1") for number in range(4)]
     workers = BookedWorkers([view(ref, 6) for ref in (*crowded, B)])
     workers.views[B] = view(B, 0)
-    rebalancer = Rebalancer(
-        workers.candidates(), Rebalancing({}, ON.rebalance_min_gain, LinkBandwidth()), ON.rebalance_max_moves
-    )
+    rebalancer = rebalancer_of(workers)
     requests: list[Any] = [RunningRequest(number, ref) for ref in crowded for number in range(6)]
     sources: list[WorkerRef] = []
     for tick in range(60):
@@ -440,8 +399,7 @@ def test_of_several_slow_workers_each_moves_sequences_to_the_only_idle_one() -> 
 def test_a_move_that_does_not_end_blocks_its_workers_only_for_a_time() -> None:
     setting = Setting()
     setting.workers.add(view(C, 3))
-    submit = setting.begin_move()
-    setting.director.on_submit_result(B, submit.job.key, None, setting.now)
+    setting.accepted_move()
     assert not setting.wait(0.9 * STUCK_S)
     (order,) = setting.wait(STUCK_S)
     assert isinstance(order, OfferMigration) and order.keys == (setting.keys[1],)
@@ -469,9 +427,7 @@ def test_gateways_move_in_turn_what_they_share() -> None:
     workers = BookedWorkers([view(A, 10), view(B, 0)])
     begun: list[float] = []
     for gateway in range(10):
-        rebalancer = Rebalancer(
-            workers.candidates(), Rebalancing({}, ON.rebalance_min_gain, LinkBandwidth()), ON.rebalance_max_moves
-        )
+        rebalancer = rebalancer_of(workers)
         ticks = (number * PERIOD_S for number in range(100))
         requests: list[Any] = [RunningRequest(gateway, A)]
         begun.append(next(now for now in ticks if rebalancer.plan(requests, set(), now)))

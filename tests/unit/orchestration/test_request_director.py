@@ -18,7 +18,6 @@ from tandem.core.request import Request, SamplingParams
 from tandem.core.worker_load import WorkerLoad
 from tandem.orchestration.commands import Command, EndRequest, SubmitJob
 from tandem.orchestration.director import RequestDirector
-from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.routing.worker_view import WorkerView
 from tandem.scaling.demand_totals import QueueBacklog
 from tests.unit.orchestration.known_workers import BookedWorkers
@@ -27,15 +26,36 @@ WORKER = WorkerRef(WorkerId("w"), Incarnation(1), "w:1")
 REQUEST = Request(
     id=RequestId("r"), model="m", prompt_tokens=(1, 2), sampling=SamplingParams(max_tokens=3), num_choices=2
 )
+FREE = WorkerView(WORKER, "mixed", "m", "f", WorkerLoad(num_blocks=100, num_free_blocks=100), block_size=4)
+QUEUED = WorkerLoad(num_horizon_tokens=1, lane_tokens=(100,) * len(Lane), lane_longest=(10,) * len(Lane))
+FULL = replace(FREE, load=QUEUED)
+
+
+def director_of(*views: WorkerView, config: GatewayConfig | None = None) -> tuple[BookedWorkers, RequestDirector]:
+    workers = BookedWorkers(views)
+    return workers, RequestDirector(workers, config or GatewayConfig(), lambda request: HandoffId("h"))
+
+
+def submitted(commands: Sequence[Command]) -> SubmitJob:
+    (submit,) = [command for command in commands if isinstance(command, SubmitJob)]
+    return submit
+
+
+def accepted(director: RequestDirector, request: Request, timeout_s: float | None = None) -> SubmitJob:
+    """Submit a request at time 0, and let the worker accept its job."""
+    submit = submitted(director.submit(request, 0.0, timeout_s=timeout_s).commands)
+    director.on_submit_result(submit.worker, submit.job.key, None, 0.0)
+    return submit
+
+
+def ends(commands: Sequence[Command]) -> dict[str, ErrorKind]:
+    found = [command for command in commands if isinstance(command, EndRequest)]
+    return {end.request: end.outcome.kind for end in found if isinstance(end.outcome, TandemError)}
 
 
 def test_a_request_whose_only_waiting_choice_is_closed_leaves_the_queue_and_goes_on() -> None:
-    view = WorkerView(WORKER, "mixed", "m", "f", WorkerLoad(num_blocks=100, num_free_blocks=100), block_size=4)
-    workers = BookedWorkers([view])
-    director = RequestDirector(workers, GatewayConfig(), lambda request: HandoffId("h"))
-    (submit,) = director.submit(REQUEST, 0.0).commands
-    assert isinstance(submit, SubmitJob)
-    director.on_submit_result(WORKER, submit.job.key, None, 0.0)
+    workers, director = director_of(FREE)
+    submit = accepted(director, REQUEST)
     keys = [JobKey(REQUEST.id, submit.job.attempt, choice) for choice in (0, 1)]
     director.on_worker_events(WORKER, [Token(key, 0, SampledToken(7)) for key in keys], 0.0)
 
@@ -51,9 +71,8 @@ def test_a_request_whose_only_waiting_choice_is_closed_leaves_the_queue_and_goes
     director.on_worker_events(WORKER, [Failed(first.job.key, ErrorKind.INTERNAL, "the step failed")], 1.0)
     assert len(director.queue) == 1, "one choice waits, the other one runs"
 
-    assert not [
-        command for command in director.finish(REQUEST.id, first.job.choice, 2.0) if isinstance(command, EndRequest)
-    ]
+    commands = director.finish(REQUEST.id, first.job.choice, 2.0)
+    assert not any(isinstance(command, EndRequest) for command in commands)
     assert not len(director.queue)
     director.check()
     workers.set_load(WORKER, num_free_blocks=100)
@@ -64,12 +83,10 @@ def test_a_request_whose_only_waiting_choice_is_closed_leaves_the_queue_and_goes
 
 
 def test_preemptions_of_all_choices_of_the_present_attempt_count_once() -> None:
-    view = WorkerView(WORKER, "mixed", "m", "f", WorkerLoad(num_blocks=100, num_free_blocks=100), block_size=4)
-    director = RequestDirector(BookedWorkers([view]), GatewayConfig(), lambda request: HandoffId("h"))
-    ledger = PhaseLedger(0.0)
-    (submit,) = director.submit(REQUEST, 0.0, ledger=ledger).commands
-    assert isinstance(submit, SubmitJob)
-    director.on_submit_result(WORKER, submit.job.key, None, 0.0)
+    _, director = director_of(FREE)
+    submit = accepted(director, REQUEST)
+    (open_request,) = director.requests()
+    ledger = open_request.ledger
     for attempt, choice, index in ((0, 0, 0), (0, 1, 0), (0, 0, 2), (0, 0, 2), (7, 0, 2)):
         key = JobKey(REQUEST.id, submit.job.attempt + attempt, choice)
         preemption = Preemption(Pauses(1, 0.5), (LaneYield(Lane.BATCH, 1, 10, 2),))
@@ -80,11 +97,8 @@ def test_preemptions_of_all_choices_of_the_present_attempt_count_once() -> None:
 
 def test_the_requests_of_a_lost_worker_are_placed_on_another_at_once() -> None:
     other = replace(FREE, ref=WorkerRef(WorkerId("other"), Incarnation(1), "other:1"))
-    workers = BookedWorkers([FREE])
-    director = RequestDirector(workers, GatewayConfig(), lambda request: HandoffId("h"))
-    (first,) = director.submit(replace(REQUEST, num_choices=1), 0.0).commands
-    assert isinstance(first, SubmitJob) and first.worker == WORKER
-    director.on_submit_result(WORKER, first.job.key, None, 0.0)
+    workers, director = director_of(FREE)
+    assert accepted(director, replace(REQUEST, num_choices=1)).worker == WORKER
     workers.add(other)
     workers.remove(WORKER)
     placed = [each for each in director.on_worker_lost(WORKER, "it died", 1.0) if isinstance(each, SubmitJob)]
@@ -93,8 +107,7 @@ def test_the_requests_of_a_lost_worker_are_placed_on_another_at_once() -> None:
 
 
 def test_the_backlog_counts_the_waiting_requests_of_each_model() -> None:
-    view = WorkerView(WORKER, "mixed", "m", "f", WorkerLoad(num_blocks=100, num_free_blocks=100), block_size=4)
-    director = RequestDirector(BookedWorkers([view]), GatewayConfig(), lambda request: HandoffId("h"))
+    _, director = director_of(FREE)
     for name, model, num_tokens in (("running", "m", 9), ("r1", "one", 5), ("r2", "one", 6), ("r3", "two", 2)):
         request = replace(REQUEST, id=RequestId(name), model=model, prompt_tokens=(1,) * num_tokens)
         director.submit(request, 0.0)
@@ -105,18 +118,10 @@ def test_the_backlog_counts_the_waiting_requests_of_each_model() -> None:
 
 
 HOLDS = GatewayConfig(wake_timeout_s=60.0, queue_timeout_s=20.0, no_worker_wait_s=5.0)
-FREE = WorkerView(WORKER, "mixed", "m", "f", WorkerLoad(num_blocks=100, num_free_blocks=100), block_size=4)
-QUEUED = WorkerLoad(num_horizon_tokens=1, lane_tokens=(100,) * len(Lane), lane_longest=(10,) * len(Lane))
-FULL = replace(FREE, load=QUEUED)
-
-
-def holding_director(config: GatewayConfig = HOLDS) -> tuple[BookedWorkers, RequestDirector]:
-    workers = BookedWorkers()
-    return workers, RequestDirector(workers, config, lambda request: HandoffId("h"))
 
 
 def test_a_held_request_runs_once_a_worker_serves_and_its_path_shows_the_wait() -> None:
-    workers, director = holding_director()
+    workers, director = director_of(config=HOLDS)
     admitted = director.submit(REQUEST, 0.0)
     assert not admitted.commands and director.num_held() == {"m": 1}
     assert director.backlog() == {"m": QueueBacklog(num_requests=1, num_tokens=2)}, "the planner reads this"
@@ -134,7 +139,7 @@ def test_a_held_request_runs_once_a_worker_serves_and_its_path_shows_the_wait() 
 
 
 def test_held_requests_end_by_the_timeout_a_cancellation_a_deadline_or_the_queue_s_limit() -> None:
-    _, director = holding_director(replace(HOLDS, max_queued=3))
+    _, director = director_of(config=replace(HOLDS, max_queued=3))
     for name, timeout_s in (("late", None), ("left", None), ("limited", 10.0)):
         director.submit(replace(REQUEST, id=RequestId(name)), 0.0, timeout_s=timeout_s)
     with pytest.raises(TandemError) as refused:
@@ -152,7 +157,7 @@ def test_held_requests_end_by_the_timeout_a_cancellation_a_deadline_or_the_queue
 
 
 def test_the_wait_for_capacity_begins_with_the_first_worker() -> None:
-    workers, director = holding_director()
+    workers, director = director_of(config=HOLDS)
     director.submit(REQUEST, 0.0)
     workers.add(FULL)
     assert director.on_timer(50.0) == director.on_timer(69.9) == []
@@ -162,7 +167,7 @@ def test_the_wait_for_capacity_begins_with_the_first_worker() -> None:
 
 
 def test_workers_that_are_lost_again_and_again_do_not_extend_the_wait_forever() -> None:
-    workers, director = holding_director()
+    workers, director = director_of(config=HOLDS)
     director.submit(REQUEST, 0.0)
     for at in range(2, 79, 2):
         workers.add(FULL)
@@ -173,15 +178,10 @@ def test_workers_that_are_lost_again_and_again_do_not_extend_the_wait_forever() 
 
 
 def test_without_a_wake_timeout_the_shorter_limits_hold() -> None:
-    _, director = holding_director(replace(HOLDS, wake_timeout_s=0.0))
+    _, director = director_of(config=replace(HOLDS, wake_timeout_s=0.0))
     director.submit(REQUEST, 0.0)
     assert director.on_timer(4.9) == []
     assert ends(director.on_timer(5.0)) == {"r": ErrorKind.NO_WORKER}
-
-
-def ends(commands: Sequence[Command]) -> dict[str, ErrorKind]:
-    found = [command for command in commands if isinstance(command, EndRequest)]
-    return {end.request: end.outcome.kind for end in found if isinstance(end.outcome, TandemError)}
 
 
 # ---- KV time
@@ -192,17 +192,11 @@ HELD = replace(REQUEST, prompt_tokens=(1,) * 100, tenant=TenantId("t"), sampling
 
 def charging_director() -> tuple[BookedWorkers, RequestDirector]:
     """Return a director that counts each token-second of KV as one token."""
-    workers = BookedWorkers([FREE])
-    return workers, RequestDirector(workers, GatewayConfig(kv_time_tokens=1000.0), lambda request: HandoffId("h"))
+    return director_of(FREE, config=GatewayConfig(kv_time_tokens=1000.0))
 
 
 def charged(director: RequestDirector) -> int:
     return dict(director.queue.served()).get(TENANT, 0)
-
-
-def submitted(commands: Sequence[Command]) -> SubmitJob:
-    (submit,) = [command for command in commands if isinstance(command, SubmitJob)]
-    return submit
 
 
 def test_kv_time_is_charged_while_workers_have_a_request_and_not_while_it_waits() -> None:
@@ -237,8 +231,7 @@ def test_kv_time_is_charged_while_workers_have_a_request_and_not_while_it_waits(
 
 def test_choices_share_the_kv_of_their_prompt_and_those_that_ended_hold_none() -> None:
     _, director = charging_director()
-    submit = submitted(director.submit(HELD, 0.0).commands)
-    director.on_submit_result(WORKER, submit.job.key, None, 0.0)
+    submit = accepted(director, HELD)
     keys = [JobKey(REQUEST.id, submit.job.attempt, choice) for choice in (0, 1)]
     tokens = [Token(key, index, SampledToken(7)) for key in keys for index in range(10)]
     director.on_worker_events(WORKER, tokens, 0.0)
@@ -252,8 +245,7 @@ def test_choices_share_the_kv_of_their_prompt_and_those_that_ended_hold_none() -
 def test_a_cancelled_and_a_failed_request_are_charged_up_to_their_end() -> None:
     for end in ("cancel", "deadline", "abort"):
         _, director = charging_director()
-        submit = submitted(director.submit(replace(HELD, num_choices=1), 0.0, timeout_s=6.0).commands)
-        director.on_submit_result(WORKER, submit.job.key, None, 0.0)
+        accepted(director, replace(HELD, num_choices=1), timeout_s=6.0)
         if end == "cancel":
             director.cancel(REQUEST.id, 6.0)
         elif end == "deadline":
@@ -265,17 +257,15 @@ def test_a_cancelled_and_a_failed_request_are_charged_up_to_their_end() -> None:
 
 def test_a_tenant_that_holds_much_kv_waits_for_one_that_holds_little() -> None:
     for kv_time_tokens, expected in ((0.0, "t"), (1000.0, "u")):
-        workers = BookedWorkers([FREE])
-        config = GatewayConfig(kv_time_tokens=kv_time_tokens)
-        director = RequestDirector(workers, config, lambda request: HandoffId("h"))
+        workers, director = director_of(FREE, config=GatewayConfig(kv_time_tokens=kv_time_tokens))
         one = replace(HELD, num_choices=1)
-        director.on_submit_result(WORKER, submitted(director.submit(one, 0.0).commands).job.key, None, 0.0)
+        accepted(director, one)
         other = replace(one, tenant=TenantId("u"), id=RequestId("u"), prompt_tokens=(1,) * 300)
-        director.on_submit_result(WORKER, submitted(director.submit(other, 0.0).commands).job.key, None, 0.0)
+        accepted(director, other)
         director.cancel(RequestId("u"), 0.1)
         workers.add(FULL)
-        for name, tenant in (("t", "t"), ("u", "u")):
-            director.submit(replace(one, id=RequestId(f"{name}-next"), tenant=TenantId(tenant)), 1.0)
+        for tenant in ("t", "u"):
+            director.submit(replace(one, id=RequestId(f"{tenant}-next"), tenant=TenantId(tenant)), 1.0)
         director.on_timer(20.0)
         assert director.queue.first("m") == f"{expected}-next"
 

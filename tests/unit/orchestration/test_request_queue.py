@@ -20,8 +20,8 @@ from tandem.orchestration.request_queue import REFUSAL_BACKOFF_S, Dispatchable, 
 from tandem.routing.circuit_breaker import FIRST_BACKOFF_S, LONGEST_BACKOFF_S
 from tandem.routing.prefix_accuracy import Prediction
 from tandem.routing.prefix_index import PrefixHit
-from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import WorkerView
+from tests.unit.routing.rankings import ranking_of
 
 SLOW = StepCost(1e-3, 1e-3, 1e-4, 0.0, 0.0)
 HASHES = [BlockHash(bytes([i]) * 16) for i in range(20)]
@@ -58,18 +58,12 @@ P1, P2, D1 = worker("p1", "prefill"), worker("p2", "prefill"), worker("d1", "dec
 
 
 class Rig:
-    def __init__(self, *views: WorkerView) -> None:
-        self.views = {view.ref: view for view in views}
-        producers, consumer = [v for v in views if v.pool == "prefill"], views[-1]
-        self.ranking = WorkerRanking(frozenset((producer.ref, consumer.ref) for producer in producers), frozenset())
-        for view in views:
-            self.put(view)
-        self.held = FixedPrefixes()
-        self.waiting = PlacementQueue(self.ranking, GatewayConfig(), prefixes=self.held)
+    """A queue over workers of which each prefill worker is linked to the last one."""
 
-    def put(self, view: WorkerView) -> None:
-        self.views[view.ref] = view
-        self.ranking.put(lambda ref=view.ref: self.views[ref])  # type: ignore[misc]
+    def __init__(self, *views: WorkerView) -> None:
+        linked = {(view.ref, views[-1].ref) for view in views if view.pool == "prefill"}
+        self.held = FixedPrefixes()
+        self.waiting = PlacementQueue(ranking_of(views, linked), GatewayConfig(), prefixes=self.held)
 
     def next(self) -> Dispatchable:
         return next(self.waiting.turns(0.0))
@@ -136,10 +130,11 @@ def test_a_deadline_that_only_a_prefix_makes_possible_is_accepted() -> None:
 
 def test_a_worker_that_would_reject_the_prompt_accepts_the_uncached_part() -> None:
     load = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(400,) * 3, num_horizon_tokens=150)
-    rig = Rig(replace(P1, load=load), D1)
+    full = replace(P1, load=load)
+    rig = Rig(full, D1)
     rig.waiting.admit(request(), 0.0, hashes=HASHES)
     assert not list(rig.waiting.turns(0.0))
-    assert not rig.waiting.may_go_on(rig.views[P1.ref])
+    assert not rig.waiting.may_go_on(full)
     rig.held.hits = {P1.ref: PrefixHit(18, 18)}
     assert hit_blocks(rig.next()) == 18
 

@@ -10,20 +10,18 @@ import pytest
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import KVReceived, MigrationOffered, Pauses, Preempted, Preemption, SampledToken, Token
-from tandem.core.ids import HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.ids import HandoffId, HandoffKey, JobKey, WorkerRef
 from tandem.core.lane import Lane
-from tandem.core.request import Request, ResumeJob, SamplingParams
+from tandem.core.request import ResumeJob
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
-from tandem.orchestration.commands import Command, MoveOutcome, OfferMigration, ReleaseLease, ReportMove, SubmitJob
-from tandem.orchestration.director import RequestDirector
+from tandem.orchestration.commands import Command, MoveOutcome, OfferMigration, ReleaseLease, SubmitJob
 from tandem.orchestration.rebalancer import HOLD_S, MAX_EXAMINED, PAUSE_S, Rebalancer
 from tandem.routing.link_bandwidth import LinkBandwidth
 from tandem.routing.rebalance import Rebalancing
 from tandem.routing.worker_view import WorkerView
-from tests.unit.orchestration.known_workers import BookedWorkers
+from tests.unit.orchestration.decoding_requests import A, B, C, DecodingRequests, outcomes
 
-A, B, C = (WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1") for name in "abc")
 NUM_OUTPUT = 40
 SEATS = 4
 
@@ -36,18 +34,17 @@ def view(ref: WorkerRef, num_running: int) -> WorkerView:
     )
 
 
-class Setting:
+class Setting(DecodingRequests):
     """Some batch requests of 60 prompt tokens and 40 output tokens that worker A has preempted, while B has room."""
 
     def __init__(
         self, rebalance: str = "on", choices: Sequence[int] = (1,), max_moves: int = 1, lanes: Sequence[Lane] = ()
     ) -> None:
         config = GatewayConfig(rebalance=rebalance, rebalance_max_moves=max_moves)  # type: ignore[arg-type]
-        self.workers = BookedWorkers([view(A, 0)])
-        self.director = RequestDirector(self.workers, config, lambda request: HandoffId("h"))
-        self.now = 0.0
+        super().__init__(view(A, 0), config)
+        sizes = {"num_prompt": 60, "num_output": NUM_OUTPUT, "max_tokens": 100}
         self.keys = [
-            self.start(number, num_choices, lanes[number] if lanes else Lane.BATCH)
+            self.start(number, num_choices=num_choices, lane=lanes[number] if lanes else Lane.BATCH, **sizes)
             for number, num_choices in enumerate(choices)
         ]
         self.key = self.keys[0]
@@ -56,35 +53,11 @@ class Setting:
         for key in self.keys:
             self.preempt(A, key, NUM_OUTPUT)
 
-    def start(self, number: int, num_choices: int, lane: Lane) -> JobKey:
-        request = Request(
-            id=RequestId(f"r{number}"), model="m", prompt_tokens=(1,) * 60, lane=lane, num_choices=num_choices,
-            sampling=SamplingParams(max_tokens=100),
-        )  # fmt: skip
-        (submit,) = self.director.submit(request, 0.0).commands
-        assert isinstance(submit, SubmitJob)
-        key = submit.job.key
-        self.director.on_submit_result(A, key, None, 0.0)
-        for choice in range(num_choices):
-            self.tokens(A, key._replace(choice=choice), 0, NUM_OUTPUT)
-        return key
-
-    def tokens(self, worker: WorkerRef, key: JobKey, first: int, last: int) -> list[Command]:
-        events = [Token(key, index, SampledToken(index)) for index in range(first, last)]
-        return self.director.on_worker_events(worker, events, self.now)
-
     def preempt(self, worker: WorkerRef, key: JobKey, next_index: int) -> None:
         assert self.director.on_worker_events(worker, [Preempted(key, next_index)], self.now) == []
 
-    def wait(self, seconds: float = 2 * PAUSE_S) -> list[Command]:
-        """Let time pass until there is something to do, at most `seconds`; return it."""
-        found: list[Command] = []
-        until = self.now + seconds
-        while not found and self.now < until:
-            self.now += 0.05
-            found = self.director.on_timer(self.now) + self.director.rebalance(self.now)
-            self.director.check()
-        return found
+    def wait(self, seconds: float = 2 * PAUSE_S, tick_s: float = 0.05) -> list[Command]:
+        return super().wait(seconds, tick_s)
 
     def offer(self, number: int = 0) -> SubmitJob:
         """Let A offer the first choice, and return the job that takes it over."""
@@ -101,10 +74,6 @@ class Setting:
         self.director.on_submit_result(B, taken, None, self.now)
         self.director.on_worker_events(B, [KVReceived(taken, 6, 6 << 10, 0, 0, 0.1, 0.1, 0.1)], self.now)
         return taken
-
-
-def outcomes(commands: list[Command]) -> list[MoveOutcome]:
-    return [command.outcome for command in commands if isinstance(command, ReportMove)]
 
 
 def targets(setting: Setting) -> list[WorkerRef]:

@@ -17,11 +17,11 @@ A = WorkerRef(WorkerId("a"), Incarnation(1), "a:1")
 B = WorkerRef(WorkerId("b"), Incarnation(1), "b:1")
 
 
-def opened(now: float = 100.0) -> CircuitBreakers:
-    """Return breakers of which one has just opened for its first back-off."""
+def opened() -> CircuitBreakers:
+    """Return breakers of which one has opened at 100 s for its first back-off."""
     breaker = CircuitBreakers()
     for i in range(NUM_FAILURES):
-        breaker.failed([A], now - (NUM_FAILURES - 1 - i) * BURST_S)
+        breaker.failed([A], 100.0 - (NUM_FAILURES - 1 - i) * BURST_S)
     return breaker
 
 
@@ -29,10 +29,8 @@ def test_consecutive_failures_open_the_breaker_of_that_worker_only() -> None:
     breaker = CircuitBreakers()
     for i in range(NUM_FAILURES - 1):
         breaker.failed([A, B], i * BURST_S)
-    assert breaker.excluded(10.0) == set() and breaker.states(10.0) == {
-        "a": BreakerState.CLOSED,
-        "b": BreakerState.CLOSED,
-    }
+    assert breaker.excluded(10.0) == set()
+    assert breaker.states(10.0) == {"a": BreakerState.CLOSED, "b": BreakerState.CLOSED}
     breaker.clear(B)
     breaker.failed([A, B], 10.0)
     assert breaker.excluded(10.0) == {A} and breaker.states(10.0)[WorkerId("a")] is BreakerState.OPEN
@@ -47,7 +45,7 @@ def test_simultaneous_failures_of_one_cause_count_once() -> None:
 
 
 def test_after_the_back_off_one_request_is_the_trial() -> None:
-    breaker = opened(100.0)
+    breaker = opened()
     breaker.on_attempt([A], 100.5)
     assert breaker.excluded(100.9) == {A}, "a trial does not begin before its time"
     later = 100.0 + FIRST_BACKOFF_S
@@ -59,7 +57,7 @@ def test_after_the_back_off_one_request_is_the_trial() -> None:
 
 
 def test_a_failed_trial_doubles_the_back_off_up_to_a_limit() -> None:
-    breaker, now, backoff_s = opened(100.0), 100.0, FIRST_BACKOFF_S
+    breaker, now, backoff_s = opened(), 100.0, FIRST_BACKOFF_S
     for _ in range(10):
         now += backoff_s
         assert breaker.excluded(now) == set()
@@ -71,13 +69,13 @@ def test_a_failed_trial_doubles_the_back_off_up_to_a_limit() -> None:
 
 
 def test_a_trial_without_a_result_is_followed_by_another() -> None:
-    breaker = opened(100.0)
+    breaker = opened()
     breaker.on_attempt([A], 101.0)
     assert breaker.excluded(101.0 + FIRST_BACKOFF_S) == set()
 
 
 def test_without_another_worker_trials_continue_now_and_then() -> None:
-    breaker = opened(100.0)
+    breaker = opened()
     breaker.on_attempt([A], 101.0)
     breaker.failed([A], 101.5)
     assert breaker.excluded(102.6) == {A} and breaker.resting(102.4) == {A}
@@ -90,12 +88,12 @@ def test_without_another_worker_trials_continue_now_and_then() -> None:
 
 
 def test_late_failures_of_an_excluded_worker_change_nothing() -> None:
-    breaker = opened(100.0)
+    breaker = opened()
     breaker.failed([A], 100.9)
     assert breaker.excluded(100.0 + FIRST_BACKOFF_S) == set()
 
 
 def test_a_new_incarnation_begins_without_a_record() -> None:
-    breaker = opened(100.0)
+    breaker = opened()
     breaker.clear(A)
     assert breaker.excluded(100.1) == set() and breaker.why(100.1) == ""

@@ -24,7 +24,7 @@ from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import WorkerView
 from tests.effort import effort
-from tests.unit.routing.rankings import ranking_of
+from tests.unit.routing.rankings import all_linked, chosen
 
 BATCH, URGENT = frozenset({Lane.BATCH}), frozenset({Lane.INTERACTIVE, Lane.STANDARD})
 FREE = WorkerLoad(num_blocks=10_000, num_free_blocks=10_000)
@@ -37,16 +37,6 @@ def worker(name: str, pool: Pool, lanes: frozenset[Lane] = ALL_LANES, **load: in
     return WorkerView(
         ref, pool, "m", "f", replace(FREE, **load), step_cost=cost, block_size=16, block_bytes=2 << 20, lanes=lanes
     )
-
-
-def cluster(*views: WorkerView) -> WorkerRanking:
-    """Return a cluster in which every possible pair is linked."""
-    return ranking_of(views, frozenset((p.ref, d.ref) for p in views for d in views if p.prefills and d.decodes))
-
-
-def chosen(outcome: Placement | NoPlacement) -> str:
-    assert isinstance(outcome, Placement), outcome
-    return f"{outcome.prefill.id} {outcome.decode.id}"
 
 
 @effort(300)
@@ -68,9 +58,9 @@ def test_a_lane_is_placed_as_if_workers_of_other_lanes_did_not_exist(data: st.Da
     hits = {view.ref: PrefixHit(number, number) for view in views if (number := data.draw(blocks))}
     yields_to = frozenset(one for one in Lane if one < lane and data.draw(st.booleans()))
     request = RoutingRequest("m", 100, lane=lane, num_prompt=100, mode=mode, hits=hits, yields_to=yields_to)
-    outcome = place(cluster(*views), request, excluded, routing)
+    outcome = place(all_linked(*views), request, excluded, routing)
     own = [view for view in views if lane in view.lanes]
-    alone = place(cluster(*own), request, excluded, routing)
+    alone = place(all_linked(*own), request, excluded, routing)
     if own or not views:
         assert outcome == alone
     else:
@@ -148,17 +138,17 @@ def test_a_worker_whose_lanes_change_serves_only_the_new_ones() -> None:
 def test_a_sequence_migrates_only_to_a_worker_of_its_lane(lane: Lane, expected: str) -> None:
     urgent, batch = worker("i", "decode", URGENT, num_running=5), worker("b", "decode", BATCH, num_running=9)
     source = worker("s", "decode")
-    found = pick_migration_target(cluster(urgent, batch, source), "m", lane, source.ref)
+    found = pick_migration_target(all_linked(urgent, batch, source), "m", lane, source.ref)
     assert found is not None and found.id == expected
-    assert pick_migration_target(cluster(source), "m", lane, source.ref) is None
+    assert pick_migration_target(all_linked(source), "m", lane, source.ref) is None
     other = urgent if lane is Lane.BATCH else batch
-    assert pick_migration_target(cluster(source, other), "m", lane, source.ref) is None
+    assert pick_migration_target(all_linked(source, other), "m", lane, source.ref) is None
 
 
 def test_a_prefix_is_read_from_a_worker_of_another_lane() -> None:
     held, own = worker("b", "mixed", BATCH), worker("i", "mixed", URGENT)
     request = RoutingRequest("m", num_prompt=16_000, mode="off", hits={held.ref: PrefixHit(900, 900)})
-    outcome = place(cluster(held, own), request)
+    outcome = place(all_linked(held, own), request)
     assert chosen(outcome) == "i i" and isinstance(outcome, Placement)
     assert outcome.prefix is not None
     assert (outcome.prefix.producer, outcome.prefix.num_blocks) == (held.ref, 900)
@@ -171,20 +161,20 @@ def test_a_worker_that_holds_the_prompt_is_compared_although_many_of_other_lanes
     holder = worker("k", "mixed", URGENT, num_queued_tokens=1)
     hits = {view.ref: PrefixHit(950, 950) for view in others} | {holder.ref: PrefixHit(900, 900)}
     request = RoutingRequest("m", num_prompt=16_000, mode="off", hits=hits)
-    assert chosen(place(cluster(*others, *idle, holder), request, routing=Routing(remote_prefix=False))) == "k k"
+    assert chosen(place(all_linked(*others, *idle, holder), request, routing=Routing(remote_prefix=False))) == "k k"
 
 
 @pytest.mark.parametrize("mode", ["off", "prefer", "strict", "auto"])
 def test_a_worker_for_which_a_more_urgent_lane_waits_counts_as_full(mode: Disaggregation) -> None:
     shared, decode = worker("p", "prefill"), worker("d", "decode", BATCH)
-    pair = cluster(shared, decode)
+    pair = all_linked(shared, decode)
     request = RoutingRequest("m", 2000, num_prompt=2000, lane=Lane.BATCH, mode=mode)
     behind = replace(request, yields_to=frozenset({Lane.INTERACTIVE}))
     assert isinstance(place(pair, request), Placement)
     if mode in ("prefer", "strict"):
         assert place(pair, behind) is BUSY
         own = worker("q", "prefill", BATCH, num_queued_tokens=10**6)
-        assert chosen(place(cluster(shared, decode, own), behind)) == "q d"
+        assert chosen(place(all_linked(shared, decode, own), behind)) == "q d"
     else:
         assert chosen(place(pair, behind)) == "d d", "this worker serves no lane that waits"
 
@@ -196,9 +186,9 @@ def test_a_prefix_on_a_worker_for_which_a_more_urgent_lane_waits_is_not_waited_f
     hits = {holder.ref: PrefixHit(900, 900)}
     request = RoutingRequest("m", num_prompt=16_000, lane=Lane.BATCH, mode="off", hits=hits)
     routing = Routing(remote_prefix=False)
-    assert place(cluster(holder, idle), request, routing=routing) is WORTH_WAITING
+    assert place(all_linked(holder, idle), request, routing=routing) is WORTH_WAITING
     behind = replace(request, yields_to=frozenset({Lane.STANDARD}))
-    assert chosen(place(cluster(holder, idle), behind, routing=routing)) == "b b"
+    assert chosen(place(all_linked(holder, idle), behind, routing=routing)) == "b b"
 
 
 def test_workers_without_a_common_lane_are_not_linked() -> None:
@@ -224,7 +214,7 @@ def seated(name: str, *seats: int, num_inflight: int = 0) -> WorkerView:
 def placed(lane: Lane, *decoders: WorkerView, mode: Disaggregation = "prefer", policy: RoutingPolicy = "cost") -> str:
     """Return the decode worker of a request, or why it waits."""
     request = RoutingRequest("m", 100, lane=lane, num_prompt=100, mode=mode)
-    outcome = place(cluster(worker("p", "prefill"), *decoders), request, frozenset(), Routing(policy))
+    outcome = place(all_linked(worker("p", "prefill"), *decoders), request, frozenset(), Routing(policy))
     return outcome.decode.id if isinstance(outcome, Placement) else outcome.reason
 
 

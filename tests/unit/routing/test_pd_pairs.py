@@ -33,6 +33,14 @@ def due(pairs: PairRegistry, views: list[WorkerView], now: float = 0.0) -> list[
     return [pair for pair, _ in pairs.due(views, now)]
 
 
+def link(pairs: PairRegistry, views: list[WorkerView]) -> list[Pair]:
+    """Test all pairs that are due, with success, and return them."""
+    found = due(pairs, views)
+    for pair in found:
+        pairs.ended(pair, moved=True, retry_at=5.0)
+    return found
+
+
 def refusal(producer: WorkerView, problem: str = "tcp") -> LinkReport:
     return LinkReport(source=producer.ref, link_type="tcp", evidence="", problem=problem, refused=bool(problem))
 
@@ -104,12 +112,10 @@ def test_impossible_pairs_are_not_tested() -> None:
 def test_a_pair_that_is_refused_is_used_again_only_after_a_better_report() -> None:
     pairs, views = PairRegistry("prefer"), fleet(1, 2)
     producer, consumer, other = views
-    for pair in due(pairs, views):
-        pairs.ended(pair, moved=True, retry_at=5.0)
+    link(pairs, views)
     pair = (producer.ref, consumer.ref)
-    assert pairs.on_link_report(consumer.ref, refusal(producer)) and not pairs.on_link_report(
-        consumer.ref, refusal(producer)
-    )
+    assert pairs.on_link_report(consumer.ref, refusal(producer))
+    assert not pairs.on_link_report(consumer.ref, refusal(producer))
     check(pairs)
     assert pairs.linked == {(producer.ref, other.ref)} and pairs.refused == {pair: "tcp"}
     assert pairs.failed[pair] == math.inf and due(pairs, views, 1e9) == []
@@ -133,9 +139,7 @@ def test_a_report_before_the_test_ends_counts() -> None:
 
 def test_suspected_pairs_are_tested_at_once() -> None:
     pairs, views = PairRegistry("prefer"), fleet(20, 20)
-    found = due(pairs, views)
-    for pair in found:
-        pairs.ended(pair, moved=True, retry_at=5.0)
+    found = link(pairs, views)
     untested = next(iter(set(pairs.linked) - set(found)))
     assert pairs.suspect(frozenset(untested), 7.0) == [untested] and untested not in pairs.linked
     check(pairs)
@@ -146,8 +150,7 @@ def test_suspected_pairs_are_tested_at_once() -> None:
 
 def test_a_suspected_pair_that_was_refused_meanwhile_is_tested_after_a_better_report() -> None:
     pairs, views = PairRegistry("prefer"), fleet(1, 1)
-    (pair,) = due(pairs, views)
-    pairs.ended(pair, moved=True, retry_at=5.0)
+    (pair,) = link(pairs, views)
     pairs.suspect(frozenset(pair), 7.0)
     pairs.on_link_report(views[1].ref, refusal(views[0]))
     assert due(pairs, views, 7.0) == []
@@ -184,19 +187,14 @@ def test_a_worker_that_joins_costs_as_much_as_there_are_workers(monkeypatch: pyt
     monkeypatch.setattr(pairs, "_fits", counted)
     for number in range(1, len(views) + 1):
         looks = 0
-        found = due(pairs, views[:number])
-        num_tests += len(found)
-        for pair in found:
-            pairs.ended(pair, moved=True, retry_at=5.0)
+        num_tests += len(link(pairs, views[:number]))
         assert looks <= 5 * number
     assert num_tests <= NUM_PEERS * len(views) and len(pairs.linked) == 40 * 40
 
 
 def test_a_pair_in_use_stays_in_use_when_another_one_fails() -> None:
     pairs, views = PairRegistry("prefer"), fleet(20, 20)
-    found = due(pairs, views)
-    for pair in found:
-        pairs.ended(pair, moved=True, retry_at=5.0)
+    found = link(pairs, views)
     before = set(pairs.linked)
     pairs.suspect(frozenset(found[0]), 7.0)
     assert due(pairs, views, 6.0) == [] and before - set(pairs.linked) == {found[0]}
@@ -204,8 +202,7 @@ def test_a_pair_in_use_stays_in_use_when_another_one_fails() -> None:
 
 def test_a_worker_with_another_role_has_other_pairs() -> None:
     pairs, views = PairRegistry("prefer"), fleet(2, 1)
-    for pair in due(pairs, views):
-        pairs.ended(pair, moved=True, retry_at=5.0)
+    link(pairs, views)
     changed = [views[0], replace(views[1], pool="decode"), views[2]]
     assert due(pairs, changed) == [(views[0].ref, views[1].ref)]
     assert pairs.linked == {(views[0].ref, views[2].ref)}
@@ -216,8 +213,7 @@ def test_a_worker_with_another_role_has_other_pairs() -> None:
 def test_a_better_report_on_a_worker_that_drains_chooses_nothing() -> None:
     pairs, views = PairRegistry("prefer"), fleet(1, 2)
     producer, consumer, other = views
-    for pair in due(pairs, views):
-        pairs.ended(pair, moved=True, retry_at=5.0)
+    link(pairs, views)
     pairs.on_link_report(consumer.ref, refusal(producer))
     assert due(pairs, [producer, replace(consumer, load=WorkerLoad(draining=True)), other]) == []
     assert pairs.on_link_report(consumer.ref, refusal(producer, ""))

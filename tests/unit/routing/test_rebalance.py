@@ -20,6 +20,7 @@ from tandem.routing.worker_view import Pair, WorkerView
 
 NO_TARGETS: Mapping[Lane, float] = {}
 COST = StepCost(4e-3, 1e-5, 1e-4, 1e-8, 0.0)
+RULES = Rebalancing(NO_TARGETS, 0.1, LinkBandwidth())
 
 
 def view(name: str, num_running: int, num_held: int | None = None, num_blocks: int = 1000) -> WorkerView:
@@ -142,9 +143,8 @@ def planned(
     *sequences: MovableSequence, others: Sequence[WorkerView] = (), busy: Set[WorkerRef] = frozenset()
 ) -> tuple[str, str] | None:
     """Return the sequence of a slow worker that moves, and the worker to which it moves."""
-    rules = Rebalancing(NO_TARGETS, 0.1, LinkBandwidth())
-    slow, *_ = rules.slow_workers([view("a", 64), *(others or [view("b", 2)])])
-    move = rules.plan(slow, sequences, busy, frozenset())
+    slow, *_ = RULES.slow_workers([view("a", 64), *(others or [view("b", 2)])])
+    move = RULES.plan(slow, sequences, busy, frozenset())
     return None if move is None else (move.key.request, move.target.id)
 
 
@@ -154,11 +154,8 @@ def chosen(*sequences: MovableSequence, target: WorkerView | None = None) -> str
 
 
 def test_the_least_urgent_lane_moves_first_and_in_it_the_shortest_context() -> None:
-    urgent, long, short = (
-        sequence("urgent", 10),
-        sequence("long", 900, lane=Lane.BATCH),
-        sequence("short", 90, lane=Lane.BATCH),
-    )
+    urgent = sequence("urgent", 10)
+    long, short = sequence("long", 900, lane=Lane.BATCH), sequence("short", 90, lane=Lane.BATCH)
     assert chosen(urgent, long, short) == "short"
     assert chosen(urgent, long) == "long"
     assert chosen(urgent) == "urgent"
@@ -169,10 +166,9 @@ def test_sequences_move_only_to_workers_of_their_lane() -> None:
     batch_only = replace(view("b", 2), lanes=frozenset({Lane.BATCH}))
     assert pairs(view("a", 64), batch_only, view("c", 4)) == [("a", "c")], "the worker decodes interactive sequences"
     both = replace(view("a", 64), load=replace(view("a", 64).load, lane_seqs=(60, 0, 4)))
-    rules = Rebalancing(NO_TARGETS, 0.1, LinkBandwidth())
-    (slow,) = rules.slow_workers([both, batch_only])
-    assert rules.plan(slow, [sequence("urgent")], frozenset(), frozenset()) is None
-    assert rules.plan(slow, [sequence("r", lane=Lane.BATCH)], frozenset(), frozenset()) is not None
+    (slow,) = RULES.slow_workers([both, batch_only])
+    assert RULES.plan(slow, [sequence("urgent")], frozenset(), frozenset()) is None
+    assert RULES.plan(slow, [sequence("r", lane=Lane.BATCH)], frozenset(), frozenset()) is not None
 
 
 def test_workers_that_cannot_take_a_sequence_do_not_hide_those_that_can() -> None:
@@ -191,10 +187,9 @@ def test_a_sequence_that_ends_soon_does_not_move() -> None:
 
 
 def test_a_copy_that_takes_long_is_not_worth_its_cost() -> None:
-    rules = Rebalancing(NO_TARGETS, 0.1, LinkBandwidth())
-    (slow,) = rules.slow_workers([replace(view("a", 64), block_bytes=1 << 34), view("b", 2)])
-    assert rules.plan(slow, [sequence("r", 160, 1000)], frozenset(), frozenset()) is None
-    assert rules.plan(slow, [sequence("r", 160, 100_000)], frozenset(), frozenset()) is not None
+    (slow,) = RULES.slow_workers([replace(view("a", 64), block_bytes=1 << 34), view("b", 2)])
+    assert RULES.plan(slow, [sequence("r", 160, 1000)], frozenset(), frozenset()) is None
+    assert RULES.plan(slow, [sequence("r", 160, 100_000)], frozenset(), frozenset()) is not None
 
 
 def test_the_target_must_have_room_for_the_context_and_some_output() -> None:

@@ -36,10 +36,6 @@ class Trace:
     def ttft(self) -> float:
         return self.token_times[0] - self.arrived_at
 
-    @property
-    def gaps(self) -> list[float]:
-        return [b - a for a, b in zip(self.token_times, self.token_times[1:], strict=False)]
-
 
 class SimulatedWorker:
     """`truth` gives the seconds of a step; `noise` multiplies them by a normal number around one."""
@@ -51,15 +47,10 @@ class SimulatedWorker:
         targets: LatencyTargets = NO_TARGETS,
         prior: StepCost | None = TRUTH,
         budget: int = 512,
-        num_blocks: int = 6000,
-        max_num_seqs: int = 64,
         noise: float = 0.0,
-        seed: int = 0,
     ) -> None:
-        limits = SchedulerLimits(
-            max_num_batched_tokens=budget, max_num_seqs=max_num_seqs, max_model_len=100_000, targets=targets
-        )
-        self.scheduler = Scheduler(BlockPool(num_blocks, 16), limits, "model")
+        limits = SchedulerLimits(max_num_batched_tokens=budget, max_num_seqs=64, max_model_len=100_000, targets=targets)
+        self.scheduler = Scheduler(BlockPool(6000, 16), limits, "model")
         if prior is not None:
             self.scheduler.pacer.model.restart(prior)
         self.truth = truth
@@ -68,7 +59,7 @@ class SimulatedWorker:
         self.records: list[StepRecord] = []
         self.traces: dict[JobKey, Trace] = {}
         self._noise = noise
-        self._random = Random(seed)
+        self._random = Random(0)
 
     def add_request(self, num_prompt: int, max_tokens: int = 1, lane: Lane = Lane.INTERACTIVE, text: int = 0) -> Trace:
         """Add a request; prompts with equal `text` share a prefix."""
@@ -109,12 +100,15 @@ class SimulatedWorker:
             trace.num_steps = self.num_steps - trace.arrived_step
         trace.token_times += [self.now] * num_tokens
 
-    def run(self, num_steps: int = 100_000) -> None:
-        """Run until so many steps have run or every request has ended."""
+    def run(self, num_steps: int = 100_000) -> list[StepRecord]:
+        """Run until so many steps have run or every request has ended; return the records of these steps."""
+        first = len(self.records)
         for _ in range(num_steps):
             if self.step() is None:
-                return
-        assert num_steps < 100_000, f"no end: {self.scheduler!r}"
+                break
+        else:
+            assert num_steps < 100_000, f"no end: {self.scheduler!r}"
+        return self.records[first:]
 
     def decoding(self, num_seqs: int, num_prompt: int = 64, max_tokens: int = 100_000 // 200) -> list[Trace]:
         """Add `num_seqs` requests and run until all of them decode."""

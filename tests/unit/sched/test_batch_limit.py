@@ -9,23 +9,13 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.lane import Lane
 from tandem.core.request import SamplingParams
-from tandem.kv.block_pool import BlockPool
 from tandem.sched.scheduler import Scheduler
-from tandem.sched.state.limits import SchedulerLimits
 from tests.unit.sched.lane_jobs import batch, in_lane, urgent, with_choices
-from tests.unit.sched.test_scheduler import add, generate, names, prefill, resume, step
+from tests.unit.sched.test_scheduler import add, generate, names, prefill, resume, scheduler, step
 
 
 def _scheduler(share: float = 0.5, num_blocks: int = 60, budget: int = 64) -> Scheduler:
-    limits = SchedulerLimits(
-        max_num_batched_tokens=budget,
-        max_num_seqs=4,
-        max_model_len=64,
-        max_lane_preemptions=1,
-        max_lane_pause_s=30.0,
-        batch_max_share=share,
-    )
-    return Scheduler(BlockPool(num_blocks, 2), limits, "model")
+    return scheduler(num_blocks, budget=budget, max_lane_preemptions=1, max_lane_pause_s=30.0, batch_max_share=share)
 
 
 def test_batch_prompts_wait_at_the_limit_and_hold_back_no_other_lane() -> None:
@@ -120,8 +110,7 @@ def test_runs_of_decodes_go_on_while_a_prompt_waits_for_the_limit() -> None:
 
 
 def test_no_run_of_decodes_passes_the_promotion_of_a_paused_sequence() -> None:
-    limits = SchedulerLimits(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64, batch_max_share=0.25)
-    s = Scheduler(BlockPool(60, 2), limits, "model")
+    s = scheduler(60, budget=64, batch_max_share=0.25)
     late, paused = (
         replace(job, request=replace(job.request, sampling=SamplingParams(max_tokens=40), priority=priority))
         for job, priority in ((batch("late"), 0), (batch("paused"), 1))
@@ -136,10 +125,7 @@ def test_no_run_of_decodes_passes_the_promotion_of_a_paused_sequence() -> None:
 
 
 def test_a_share_that_is_no_binary_fraction_is_not_rounded_down() -> None:
-    limits = SchedulerLimits(
-        max_num_batched_tokens=400, max_num_seqs=100, max_model_len=64, max_lane_preemptions=0, batch_max_share=0.57
-    )
-    s = Scheduler(BlockPool(2000, 2), limits, "model")
+    s = scheduler(2000, budget=400, seqs=100, batch_max_share=0.57)
     add(s, *(batch(f"b{number}") for number in range(80)))
     assert len(step(s)[0]) == 57
 

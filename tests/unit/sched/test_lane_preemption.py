@@ -11,21 +11,18 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Pauses, SampledToken
 from tandem.core.lane import Lane
 from tandem.core.request import SamplingParams
-from tandem.kv.block_pool import BlockPool
 from tandem.sched.scheduler import Scheduler
-from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.schedule_result import SequenceUpdate
 from tandem.sched.state.sequence import MigrationState
 from tandem.sched.state.step_plan import StepResult
 from tests.unit.sched.lane_jobs import batch, in_lane, urgent, with_choices
-from tests.unit.sched.test_scheduler import add, finish, generate, names, prefill, resume, step
+from tests.unit.sched.test_scheduler import add, finish, generate, names, prefill, resume, scheduler, step
 
 _MANY = 99
 
 
 def _scheduler(seats: int, most: int = 1, num_blocks: int = 60) -> Scheduler:
-    limits = SchedulerLimits(max_num_batched_tokens=32, max_num_seqs=seats, max_model_len=64, max_lane_preemptions=most)
-    return Scheduler(BlockPool(num_blocks, 2), limits, "model")
+    return scheduler(num_blocks, budget=32, seqs=seats, max_lane_preemptions=most)
 
 
 def _run(s: Scheduler) -> list[list[str]]:
@@ -54,8 +51,7 @@ def test_choices_with_output_are_reported_and_prompts_are_not() -> None:
     add(s, batch("old"), batch("young"))
     for _ in range(3):
         step(s)
-    add(s, in_lane(Lane.BATCH, generate("prompt", 60, 2)))
-    add(s, urgent("mine"))
+    add(s, batch("prompt", 2, num_prompt=60), urgent("mine"))
     planned = step(s)[1]
     (paused,) = planned.preempted
     assert (paused.key.request, paused.next_index) == ("young", 3)
@@ -164,8 +160,7 @@ def test_a_rejected_hand_off_keeps_no_seat_from_a_more_urgent_one() -> None:
     s = _scheduler(4)
     add(s, *(batch(name) for name in "abcd"))
     step(s)
-    large = in_lane(Lane.BATCH, resume("large", 4))
-    large = with_choices(large, 2)
+    large = with_choices(in_lane(Lane.BATCH, resume("large", 4)), 2)
     with pytest.raises(TandemError, match="no room to reserve"):
         add(s, large)
     for name in "wxyz":
@@ -223,10 +218,8 @@ def test_blocks_that_both_share_are_not_counted_as_freed(num_older: int, num_yie
     for _ in range(3):
         step(s)
     prompt = s.state.by_key[batch("b").key].tokens[:4]
-    mine = urgent("mine")
-    add(
-        s, replace(mine, request=replace(mine.request, prompt_tokens=(*prompt, *range(100, 112 if num_older else 109))))
-    )
+    mine, text = urgent("mine"), (*prompt, *range(100, 112 if num_older else 109))
+    add(s, replace(mine, request=replace(mine.request, prompt_tokens=text)))
     who, planned = step(s)
     assert ("mine" in who, planned.num_yielded) == (num_yielded == 1, num_yielded)
     s.check()
@@ -275,9 +268,7 @@ def test_prompts_with_one_cached_prefix_take_its_blocks_once() -> None:
 
 def test_a_block_that_two_victims_share_is_free_once_both_have_yielded() -> None:
     s = _scheduler(9, num_blocks=11)
-    job = batch("b", 8)
-    both = replace(job, request=replace(job.request, prompt_tokens=tuple(range(12)), num_choices=2), num_choices=2)
-    add(s, both)
+    add(s, with_choices(batch("b", 8, num_prompt=12), 2))
     finish(s, s.plan().step, 50, 51)
     step(s)
     assert len(s.state.running) == 2
@@ -358,8 +349,7 @@ def test_a_preempted_sequence_of_a_low_priority_is_promoted_too() -> None:
 
 def test_choices_of_a_promoted_sequence_are_served_alike() -> None:
     s = _scheduler(4)
-    job = batch("b", 8)
-    add(s, with_choices(job, 2))
+    add(s, with_choices(batch("b", 8), 2))
     s.state.promote(next(iter(s.state.waiting)))
     finish(s, s.plan().step, 50, 51)
     assert [seq.is_promoted for seq in s.state.running] == [True, True]
@@ -385,8 +375,8 @@ def test_the_token_after_a_pause_reports_it() -> None:
 
 
 def test_a_job_of_several_choices_reports_its_pause_once() -> None:
-    s, job = _scheduler(4), in_lane(Lane.BATCH, generate("b", 40, 9))
-    add(s, with_choices(job, 2))
+    s = _scheduler(4)
+    add(s, with_choices(batch("b", 9, num_prompt=40), 2))
     finish(s, s.plan(1.0).step)
     s.state.now = 2.0
     s.state.preempt(next(iter(s.state.running)))
@@ -411,8 +401,7 @@ def test_behind_a_prompt_that_waits_for_leases_nothing_yields_to_prompts() -> No
 
 def test_choices_that_wait_for_a_seat_pause_and_are_promoted() -> None:
     s = _scheduler(2)
-    job = batch("b", 3)
-    add(s, with_choices(job, 3))
+    add(s, with_choices(batch("b", 3), 3))
     finish(s, s.plan(1.0).step, 50, 51, 52)
     (third,) = s.state.waiting
     add(s, *(urgent(f"u{number}", 2) for number in range(8)))

@@ -11,35 +11,39 @@ from tandem.core.lane import Lane
 from tandem.core.slo import Slo
 from tandem.core.step_cost import StepCost, StepFeatures
 from tandem.sched.budget.step_sizer import FLOOR_TOKENS, LEAST_TOKENS
+from tandem.sched.state.schedule_result import StepRecord
 from tandem.sched.state.slo_targets import LatencyTargets
 from tests.unit.sched.simulated_worker import TRUTH, SimulatedWorker
 
 ITL = LatencyTargets(interactive=Slo(itl_s=0.2))
 
 
-def chunks(worker: SimulatedWorker, first: int = 0) -> list[int]:
+def chunks(records: list[StepRecord]) -> list[int]:
     """Return the prompt tokens of each step that had some."""
-    return [n for r in worker.records[first:] if (n := r.features.num_prefill_tokens)]
+    return [n for r in records if (n := r.features.num_prefill_tokens)]
+
+
+def loaded(worker: SimulatedWorker, num_decodes: int, prompts: list[int]) -> SimulatedWorker:
+    """Let sequences decode, and then add prompts of these lengths."""
+    worker.decoding(num_decodes)
+    for num_prompt in prompts:
+        worker.add_request(num_prompt)
+    return worker
 
 
 # ---- targets
 
 
 def test_without_a_target_the_configured_budget_rules() -> None:
-    worker = SimulatedWorker()
-    worker.decoding(4)
-    worker.add_request(4000)
-    first = len(worker.records)
-    worker.run(6)
-    assert chunks(worker, first) == [508] * 6
+    worker = loaded(SimulatedWorker(), 4, [4000])
+    assert chunks(worker.run(6)) == [508] * 6
     assert worker.scheduler.pacer.num_steps_over_target == 0
 
 
 def test_a_prefill_alone_is_not_held_back_by_the_target_of_decodes() -> None:
     worker = SimulatedWorker(targets=ITL)
     worker.add_request(4000)
-    worker.run(5)
-    assert chunks(worker) == [512] * 5
+    assert chunks(worker.run(5)) == [512] * 5
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.08])
@@ -50,13 +54,12 @@ def test_a_reachable_target_is_kept(prior: StepCost | None, noise: float) -> Non
     for _ in range(6):
         worker.add_request(6000, 4)
     worker.run(60)
-    settled = len(worker.records)
-    worker.run(200)
-    late = [r for r in worker.records[settled:] if r.measured_s > 0.2]
+    settled = worker.run(200)
+    late = [r for r in settled if r.measured_s > 0.2]
     assert len(late) <= (0 if noise == 0 else 20), "noise ends one step in fifteen late"
-    assert max(r.measured_s for r in worker.records[settled:]) < 0.2 * (1 + 4 * noise)
-    assert all(r.features.num_prefill_tokens >= LEAST_TOKENS for r in worker.records[settled:])
-    busy = sum(r.measured_s for r in worker.records[settled:])
+    assert max(r.measured_s for r in settled) < 0.2 * (1 + 4 * noise)
+    assert all(r.features.num_prefill_tokens >= LEAST_TOKENS for r in settled)
+    busy = sum(r.measured_s for r in settled)
     assert busy > 200 * 0.2 * 0.6, "the time that is left is used: a rung and the headroom are all that is lost"
     assert all(len(trace.token_times) >= 200 for trace in decodes)
 
@@ -65,11 +68,10 @@ def test_a_chunk_late_in_a_prompt_is_smaller() -> None:
     worker = SimulatedWorker(targets=LatencyTargets(interactive=Slo(itl_s=0.35)))
     worker.decoding(4, max_tokens=2000)
     worker.add_request(20_000)
-    first = len(worker.records)
-    worker.run(180)
-    sizes = chunks(worker, first)
+    records = worker.run(180)
+    sizes = chunks(records)
     assert sizes[20] > 2 * sizes[-1] > 2 * LEAST_TOKENS
-    assert all(r.measured_s < 0.35 for r in worker.records[first:])
+    assert all(r.measured_s < 0.35 for r in records)
 
 
 @pytest.mark.slow
@@ -80,42 +82,33 @@ def test_an_unreachable_target_is_counted_and_nothing_stalls(target_s: float) ->
     worker.decoding(16)
     counted = worker.scheduler.pacer.num_steps_over_target
     trace = worker.add_request(640)
-    first = len(worker.records)
-    worker.run(20)
+    records = worker.run(20)
     assert trace.token_times and trace.num_steps == 640 // FLOOR_TOKENS
-    assert chunks(worker, first) == [FLOOR_TOKENS] * 20
+    assert chunks(records) == [FLOOR_TOKENS] * 20
     assert worker.scheduler.pacer.num_steps_over_target == counted + 20
-    assert all(r.is_planned_over_target for r in worker.records[first:])
+    assert all(r.is_planned_over_target for r in records)
     worker.run()
     assert not worker.scheduler.num_sequences
 
 
 def test_a_target_just_missed_is_not_counted_by_noise_alone() -> None:
-    worker = SimulatedWorker(targets=ITL, noise=0.08)
-    worker.decoding(8)
-    worker.add_request(9000)
+    worker = loaded(SimulatedWorker(targets=ITL, noise=0.08), 8, [9000])
     worker.run(120)
     assert worker.scheduler.pacer.num_steps_over_target == 0
     assert any(r.measured_s > 0.2 for r in worker.records)
 
 
 def test_a_machine_that_slows_down_costs_a_few_late_steps() -> None:
-    worker = SimulatedWorker(targets=ITL, noise=0.03)
-    worker.decoding(8)
-    for _ in range(4):
-        worker.add_request(15_000)
-    worker.run(100)
-    before = chunks(worker)[-1]
+    worker = loaded(SimulatedWorker(targets=ITL, noise=0.03), 8, [15_000] * 4)
+    before = chunks(worker.run(100))[-1]
     worker.truth = lambda step: 2 * TRUTH.predict(step)
-    slow = len(worker.records)
-    worker.run(150)
-    late = [r.number for r in worker.records[slow:] if r.measured_s > 0.2]
+    slow = worker.run(150)
+    late = [number for number, record in enumerate(slow) if record.measured_s > 0.2]
     assert 1 <= len(late) <= 25, "late until it was noticed"
-    assert not [n for n in late if n > slow + 80]
-    assert chunks(worker)[-1] < before
+    assert not [number for number in late if number > 80]
+    assert chunks(slow)[-1] < before
     worker.truth = TRUTH.predict
-    worker.run(150)
-    assert min(r.measured_s for r in worker.records[-20:]) > 0.6 * 0.2, "and it comes back"
+    assert min(r.measured_s for r in worker.run(150)[-20:]) > 0.6 * 0.2, "and it comes back"
 
 
 def test_a_wrong_model_keeps_the_target_nevertheless() -> None:
@@ -126,27 +119,18 @@ def test_a_wrong_model_keeps_the_target_nevertheless() -> None:
         mixed = 0.02 if step.num_prefill_tokens and step.num_decode_seqs else 0.0
         return 0.02 + mixed + 1.5e-3 * tiles + 6e-3 * step.num_decode_seqs**0.5 + 4e-7 * step.num_prefill_pairs
 
-    worker = SimulatedWorker(truth, targets=ITL, noise=0.03)
-    worker.decoding(12)
-    for _ in range(5):
-        worker.add_request(9000)
+    worker = loaded(SimulatedWorker(truth, targets=ITL, noise=0.03), 12, [9000] * 5)
     worker.run(80)
-    settled = len(worker.records)
-    worker.run(250)
-    late = [r for r in worker.records[settled:] if r.measured_s > 0.2]
-    assert len(late) <= 25
-    assert sum(r.measured_s for r in worker.records[settled:]) > 250 * 0.2 * 0.6
+    settled = worker.run(250)
+    assert len([r for r in settled if r.measured_s > 0.2]) <= 25
+    assert sum(r.measured_s for r in settled) > 250 * 0.2 * 0.6
 
 
 @pytest.mark.slow
 def test_the_ladder_does_not_swing_under_noise() -> None:
-    worker = SimulatedWorker(targets=ITL, noise=0.08)
-    worker.decoding(8)
-    for _ in range(6):
-        worker.add_request(15_000)
+    worker = loaded(SimulatedWorker(targets=ITL, noise=0.08), 8, [15_000] * 6)
     worker.run(100)
-    worker.run(400)
-    budgets = [r.num_budget_tokens for r in worker.records[-400:]]
+    budgets = [r.num_budget_tokens for r in worker.run(400)]
     assert sum(a != b for a, b in pairwise(budgets)) <= 12, "about one move in thirty steps"
     turns = sum(1 for a, b, c in zip(budgets, budgets[1:], budgets[2:], strict=False) if (b - a) * (c - b) < 0)
     assert turns == 0, "never up and down in two steps"
@@ -158,11 +142,9 @@ def test_the_strictest_lane_that_decodes_sets_the_target() -> None:
     worker.run(2)
     assert batch.token_times
     worker.add_request(4000, lane=Lane.BATCH)
-    worker.run(12)
-    assert {r.target_s for r in worker.records[-5:]} == {0.4}
+    assert {r.target_s for r in worker.run(12)[-5:]} == {0.4}
     worker.add_request(64, 100)
-    worker.run(20)
-    assert {r.target_s for r in worker.records[-5:]} == {0.15}
+    assert {r.target_s for r in worker.run(20)[-5:]} == {0.15}
 
 
 # ---- sharing
@@ -192,9 +174,7 @@ def test_many_long_prompts_do_not_hold_a_short_one_up(num_long: int) -> None:
 
 
 def test_with_a_target_too_a_short_prompt_is_soon_done() -> None:
-    worker = SimulatedWorker(targets=LatencyTargets(interactive=Slo(itl_s=0.25)))
-    worker.decoding(4)
-    worker.add_request(16_384)
+    worker = loaded(SimulatedWorker(targets=LatencyTargets(interactive=Slo(itl_s=0.25))), 4, [16_384])
     worker.run(60)
     short = worker.add_request(120)
     worker.run(4)

@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.ids import HandoffId, Incarnation, RequestId, WorkerId, WorkerRef
-from tandem.core.request import Request, ResumeJob, SamplingParams
+from tandem.core.request import Job
 from tandem.kv.block_pool import BlockPool
 from tandem.sched.phases.job_admission import PATIENCE_S, RejectedJobs
 from tandem.sched.scheduler import Scheduler
 from tandem.sched.state.limits import Capacity, SchedulerLimits
+from tests.unit.sched.lane_jobs import with_choices
+from tests.unit.sched.test_scheduler import resume
 
-P = WorkerRef(WorkerId("p"), Incarnation(1), "p:1")
 NUM_SEATS = 6
 
 
-def job(name: str, num_choices: int = 1, attempt: int = 1, num_prompt: int = 4) -> ResumeJob:
-    request = Request(
-        id=RequestId(name),
-        model="m",
-        prompt_tokens=(1,) * num_prompt,
-        num_choices=num_choices,
-        sampling=SamplingParams(max_tokens=8),
-    )
-    return ResumeJob(
-        request=request, attempt=attempt, choice=0, num_choices=num_choices, handoff=HandoffId(name), source=P
-    )
+def job(name: str, num_choices: int = 1, attempt: int = 1, num_prompt: int = 4) -> Job:
+    return replace(with_choices(resume(name, num_prompt, 8), num_choices), attempt=attempt)
 
 
 def worker(num_blocks: int = 100) -> Scheduler:
-    limits = SchedulerLimits(max_num_batched_tokens=64, max_num_seqs=NUM_SEATS, max_model_len=1000, vocab_size=10)
+    limits = SchedulerLimits(max_num_batched_tokens=64, max_num_seqs=NUM_SEATS, max_model_len=1000)
     return Scheduler(BlockPool(num_blocks, 4), limits, "f")
 
 
-def takes(scheduler: Scheduler, job: ResumeJob, now: float) -> bool:
+def takes(scheduler: Scheduler, job: Job, now: float) -> bool:
     try:
         scheduler.add(job, now)
     except TandemError as error:
@@ -43,11 +36,17 @@ def takes(scheduler: Scheduler, job: ResumeJob, now: float) -> bool:
     return True
 
 
+def full_worker() -> tuple[Scheduler, list[Job]]:
+    """Return a worker, and the jobs that have taken all of its seats."""
+    scheduler, running = worker(), [job(f"s{i}") for i in range(NUM_SEATS)]
+    assert all(takes(scheduler, one, 0.0) for one in running)
+    return scheduler, running
+
+
 def test_a_job_of_several_sequences_is_not_overtaken_for_ever_by_single_ones() -> None:
     """One sequence slot becomes free at a time, and another gateway always has a job for it."""
-    scheduler, now = worker(), 0.0
-    running = [job(f"s{i}") for i in range(NUM_SEATS)]
-    assert all(takes(scheduler, one, now) for one in running)
+    scheduler, running = full_worker()
+    now = 0.0
     assert not takes(scheduler, job("large", 3), now)
     for number in range(3):
         now += 0.1
@@ -60,9 +59,7 @@ def test_a_job_of_several_sequences_is_not_overtaken_for_ever_by_single_ones() -
 
 
 def test_room_is_kept_only_for_a_job_that_is_resubmitted() -> None:
-    scheduler = worker()
-    running = [job(f"s{i}") for i in range(NUM_SEATS)]
-    assert all(takes(scheduler, one, 0.0) for one in running)
+    scheduler, running = full_worker()
     assert not takes(scheduler, job("large", 3), 0.0)
     scheduler.cancel(running[0].key)
     assert not takes(scheduler, job("late"), 0.9 * PATIENCE_S)
@@ -70,9 +67,7 @@ def test_room_is_kept_only_for_a_job_that_is_resubmitted() -> None:
 
 
 def test_room_is_kept_neither_from_equals_nor_once_it_is_taken() -> None:
-    scheduler = worker()
-    running = [job(f"s{i}") for i in range(NUM_SEATS)]
-    assert all(takes(scheduler, one, 0.0) for one in running)
+    scheduler, running = full_worker()
     assert not takes(scheduler, job("first"), 0.0)
     scheduler.cancel(running[0].key)
     assert takes(scheduler, job("second"), 0.0), "who wants as much finds room as soon as the first does"

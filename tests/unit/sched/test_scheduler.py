@@ -20,9 +20,10 @@ from tandem.sched.state.step_plan import SliceResult, StepPlan, StepResult
 SOURCE = WorkerRef(WorkerId("p"), Incarnation(1), "p:1")
 
 
-def scheduler(num_blocks: int = 10, block_size: int = 2, *, budget: int = 8, seqs: int = 4) -> Scheduler:
-    limits = SchedulerLimits(max_num_batched_tokens=budget, max_num_seqs=seqs, max_model_len=64)
-    return Scheduler(BlockPool(num_blocks, block_size), limits, "model")
+def scheduler(num_blocks: int = 10, *, budget: int = 8, seqs: int = 4, retained: int = 0, **more: object) -> Scheduler:
+    """Return a scheduler of blocks of two tokens; `more` are fields of `SchedulerLimits`."""
+    limits = SchedulerLimits(max_num_batched_tokens=budget, max_num_seqs=seqs, max_model_len=64, **more)  # type: ignore[arg-type]
+    return Scheduler(BlockPool(num_blocks, 2, max_retained_blocks=retained), limits, "model")
 
 
 def request(name: str, prompt: int, max_tokens: int, *, salt: str = "", priority: int = 0, text: str = "") -> Request:
@@ -280,10 +281,8 @@ def test_sampling_with_penalties_waits_and_gets_the_earlier_tokens() -> None:
     assert first is not None and names(s, first) == ["a", "b"] and names(s, second) == ["a"]
     samplings = [piece.sampling for piece in first.slices]
     assert samplings[0] is not None and (samplings[0].prompt, samplings[0].output) == ((), ())
-    assert samplings[1] is not None and (samplings[1].prompt, samplings[1].output) == (
-        job.request.prompt_tokens,
-        (7, 8),
-    )
+    assert samplings[1] is not None
+    assert (samplings[1].prompt, samplings[1].output) == (job.request.prompt_tokens, (7, 8))
     finish(s, first)
     third = s.plan().step
     assert third is not None and names(s, third) == ["a", "b"]
@@ -362,8 +361,7 @@ def test_sampling_returns_to_the_device_after_min_tokens() -> None:
 
 
 def test_a_prompt_is_retained_for_the_time_that_its_request_names() -> None:
-    limits = SchedulerLimits(max_num_batched_tokens=4, max_num_seqs=4, max_model_len=64)
-    s = Scheduler(BlockPool(10, 2, max_retained_blocks=5), limits, "model")
+    s = scheduler(budget=4, retained=5)
     kept = replace(request("kept", 9, 3), retain_s=60.0, max_retained_tokens=6)
     s.add(GenerateJob(request=kept, attempt=1), 0.0)
     add(s, generate("other", 9, 3))
@@ -384,7 +382,7 @@ def test_a_prompt_is_retained_for_the_time_that_its_request_names() -> None:
 
 
 def test_a_pulled_sequence_computes_what_its_source_had_no_kv_of() -> None:
-    s = scheduler(num_blocks=20, block_size=2)
+    s = scheduler(num_blocks=20)
     job = replace(resume("r", 5, max_tokens=9), output_tokens=(50, 50, 50))
     add(s, job)
     s.on_producer_ready(job.key)

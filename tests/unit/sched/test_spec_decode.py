@@ -7,16 +7,14 @@ from collections.abc import Sequence
 import pytest
 
 from tandem.core.events import FinishReason, SampledToken
-from tandem.core.ids import HandoffId, Incarnation, RequestId, WorkerId, WorkerRef
-from tandem.core.request import GenerateJob, Job, PrefillJob, Request, ResumeJob, SamplingParams
+from tandem.core.request import GenerateJob, Job
 from tandem.kv.block_pool import BlockPool
 from tandem.sched.phases.spec_decode import Speculation
 from tandem.sched.scheduler import Scheduler
 from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.schedule_result import SequenceUpdate
 from tandem.sched.state.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
-
-SOURCE = WorkerRef(WorkerId("p"), Incarnation(1), "p:1")
+from tests.unit.sched.test_scheduler import finish, prefill, request, resume
 
 
 class Sevens:
@@ -24,15 +22,10 @@ class Sevens:
         return (7,) * max_tokens
 
 
-def scheduler(*, num_blocks: int = 20, budget: int = 16, num_tokens: int = 4, max_batch: int = 16) -> Scheduler:
+def scheduler(*, num_blocks: int = 20, budget: int = 16, max_batch: int = 16) -> Scheduler:
     limits = SchedulerLimits(max_num_batched_tokens=budget, max_num_seqs=4, max_model_len=64)
-    speculation = Speculation(Sevens, num_tokens=num_tokens, max_batch_tokens=max_batch)
+    speculation = Speculation(Sevens, num_tokens=4, max_batch_tokens=max_batch)
     return Scheduler(BlockPool(num_blocks, 4), limits, "model", speculation)
-
-
-def request(name: str, length: int = 3, max_tokens: int = 20) -> Request:
-    sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=frozenset({99}))
-    return Request(id=RequestId(name), model="m", prompt_tokens=(ord(name),) * length, sampling=sampling)
 
 
 def generate(name: str, length: int = 3, max_tokens: int = 20) -> GenerateJob:
@@ -47,10 +40,8 @@ def plan(s: Scheduler) -> StepPlan:
 
 
 def commit(s: Scheduler, step: StepPlan, *sampled: int) -> list[SequenceUpdate]:
-    """Commit a step in which each sampling slice yields `token_ids`."""
-    tokens = tuple(SampledToken(token) for token in sampled)
-    results = tuple(SliceResult(p.seq, tokens if p.sampling else ()) for p in step.slices)
-    progress = s.commit(StepResult(step.number, results))
+    """Commit a step in which each sampling slice yields `sampled`."""
+    progress = finish(s, step, *sampled)
     s.check()
     return progress
 
@@ -154,13 +145,13 @@ def test_a_failed_slice_with_guesses_ends_cleanly() -> None:
 
 def test_a_prefill_samples_one_token_and_drafts_none() -> None:
     s = scheduler()
-    s.add(PrefillJob(request=request("p", 1), attempt=1, handoff=HandoffId("p")))
+    s.add(prefill("p", 1))
     assert only(plan(s)).num_drafted == 0
 
 
 def test_a_resume_guesses_once_its_kv_is_here() -> None:
     s = scheduler()
-    job = ResumeJob(request=request("r"), attempt=1, handoff=HandoffId("r"), source=SOURCE)
+    job = resume("r", 3, 20)
     s.add(job)
     s.on_producer_ready(job.key)
     assert s.plan().step is None

@@ -9,27 +9,18 @@ from tandem.core.ids import HandoffId
 from tandem.core.lane import Lane
 from tandem.core.request import Job, RemotePrefix
 from tandem.core.request_stages import WaitCause
-from tandem.kv.block_pool import BlockPool
 from tandem.sched.scheduler import Scheduler
-from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.schedule_result import WaitSpan
 from tandem.sched.state.sequence import MAX_WAITS
 from tests.unit.sched.lane_jobs import batch, in_lane, urgent, with_choices
-from tests.unit.sched.test_scheduler import SOURCE, finish, generate, prefill, resume
+from tests.unit.sched.test_scheduler import SOURCE, finish, generate, prefill, resume, scheduler
 
 STEP, PREFIX, PROMPTS = WaitCause.STEP, WaitCause.REMOTE_PREFIX, WaitCause.PROMPTS_AHEAD
 SEAT, BLOCKS, LEASES, SHARE = WaitCause.SEAT, WaitCause.BLOCKS, WaitCause.LEASES, WaitCause.BATCH_SHARE
 
 
 def _scheduler(seats: int = 4, num_blocks: int = 60, *, budget: int = 32, most: int = 0, share: float = 1) -> Scheduler:
-    limits = SchedulerLimits(
-        max_num_batched_tokens=budget,
-        max_num_seqs=seats,
-        max_model_len=64,
-        max_lane_preemptions=most,
-        batch_max_share=share,
-    )
-    return Scheduler(BlockPool(num_blocks, 2), limits, "model")
+    return scheduler(num_blocks, budget=budget, seqs=seats, max_lane_preemptions=most, batch_max_share=share)
 
 
 def _add(s: Scheduler, now: float, *jobs: Job) -> None:
