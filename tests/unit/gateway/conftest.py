@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,6 @@ import pytest
 import uvloop
 from tokenizers import Tokenizer
 
-from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Bytes, GatewayConfig
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, FinishReason, PromptLogprobs, SampledToken, Token
@@ -40,7 +38,7 @@ from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tandem.wire.tls import TlsFiles
 from tests.tokenizer import TEMPLATE, train_tokenizer
 from tests.unit.gateway.instant import instant_events
-from tests.unit.gateway.rig import Rig, rigs
+from tests.unit.gateway.rig import Rig, bundle_of, rigs
 
 _ALTERNATIVES = tuple((token, -0.5 - token) for token in range(42, 62))
 HEARTBEAT_S = 0.05
@@ -58,14 +56,7 @@ def make_text(tokenizer: Tokenizer) -> Callable[..., TextModel]:
     def make(
         template: str = TEMPLATE, *, special: dict[str, Any] | None = None, config: Any = None, **options: Any
     ) -> TextModel:
-        names = {"bos_token_id": 0, "bos_token": "<s>", "eos_token_ids": [1], "eos_token": "<|im_end|>"}
-        bundle = TokenizerBundle(
-            tokenizer_json=tokenizer.to_str().encode(),
-            chat_template=template,
-            generation_config_json=json.dumps(config or {}),
-            special_tokens_json=json.dumps(names | (special or {})),
-        )
-        return TextModel(bundle, **options)
+        return TextModel(bundle_of(tokenizer, template, special, config), **options)
 
     return make
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -32,7 +33,20 @@ from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.wire.peer_auth import PeerAuth
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
 
+SPECIAL_TOKENS = {"bos_token_id": 0, "bos_token": "<s>", "eos_token_ids": [1], "eos_token": "<|im_end|>"}
 _numbers = itertools.count(1)
+
+
+def bundle_of(
+    tokenizer: Tokenizer, template: str = "", special: dict[str, Any] | None = None, config: Any = None
+) -> TokenizerBundle:
+    """Bundle the tests' tokenizer with its special tokens, changed by `special`, and a generation config."""
+    return TokenizerBundle(
+        tokenizer_json=tokenizer.to_str().encode(),
+        chat_template=template,
+        generation_config_json=json.dumps(config or {}),
+        special_tokens_json=json.dumps(SPECIAL_TOKENS | (special or {})),
+    )
 
 
 class Rig:
@@ -143,10 +157,7 @@ async def rigs(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> AsyncIt
     monkeypatch.setattr(request_queue, "REFUSAL_BACKOFF_S", 0.02)
     monkeypatch.setattr(deferred, "DELAY_S", 0.05)
     monkeypatch.setattr(worker_link, "RETRY_S", 0.02)
-    special = '{"bos_token_id": 0, "bos_token": "<s>", "eos_token_ids": [1], "eos_token": "<|im_end|>"}'
-    bundle = TokenizerBundle(
-        tokenizer_json=tokenizer.to_str().encode(), generation_config_json="{}", special_tokens_json=special
-    )
+    bundle = bundle_of(tokenizer)
     made: list[Rig] = []
 
     def make(
