@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import socket
-import time
 from typing import Any
 
 import httpx
@@ -343,10 +342,7 @@ def test_leaving_without_reading_closes_a_stream_that_is_blocked_on_its_client(f
     with Raw(front.port, receive_buffer=4096) as raw:
         raw.send(post(json.dumps(much).encode()))
         assert raw.socket.recv(1000)
-        num_given = -1
-        while num_given != tokens.num_given:
-            num_given = tokens.num_given
-            time.sleep(0.1)
+        tokens.wait_until_blocked()
         assert not tokens.closed.is_set()
     assert tokens.closed.wait(20) and tokens.num_closes == 1
 
