@@ -120,17 +120,11 @@ class Rig:
     ) -> ActiveRequest:
         sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
         identity = RequestId(f"r{next(_numbers)}.")
-        return await self.dispatch.open(
-            Request(
-                id=identity,
-                model="tiny",
-                prompt_tokens=tuple(range(16)),
-                sampling=sampling,
-                num_choices=num_choices,
-            ),
-            caller or RequestContext(request_id=identity, received_at=self.clock.now(), timeout_s=timeout_s),
-            PhaseLedger(self.clock.now()),
+        request = Request(
+            id=identity, model="tiny", prompt_tokens=tuple(range(16)), sampling=sampling, num_choices=num_choices
         )
+        caller = caller or RequestContext(request_id=identity, received_at=self.clock.now(), timeout_s=timeout_s)
+        return await self.dispatch.open(request, caller, PhaseLedger(self.clock.now()))
 
     async def running(self, num_choices: int = 1) -> ActiveRequest:
         """Open a request and wait until both workers have accepted it."""
@@ -160,12 +154,7 @@ async def rigs(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> AsyncIt
     bundle = bundle_of(tokenizer)
     made: list[Rig] = []
 
-    def make(
-        quotas: Any = None,
-        trust: PeerAuth | None = None,
-        prefixes: Any = None,
-        **config: object,
-    ) -> Rig:
+    def make(quotas: Any = None, trust: PeerAuth | None = None, prefixes: Any = None, **config: object) -> Rig:
         made.append(Rig(bundle, quotas, trust, prefixes, **config))
         return made[-1]
 

@@ -187,7 +187,7 @@ def test_every_request_is_counted_once_by_its_outcome(front: Front, http: httpx.
     assert 'tandem_http_responses_total{status="404"}' in grown
 
 
-def test_unknown_model_names_make_no_metric_series(front: Front, http: httpx.Client) -> None:
+def test_unknown_model_names_make_no_metric_series(http: httpx.Client) -> None:
     for number in range(50):
         http.post("/v1/completions", json={"model": f"made-up-{number}", "prompt": "x"})
     assert not [name for name in metrics(http) if "made-up" in name]
@@ -201,7 +201,7 @@ def test_openmetrics_is_served_to_clients_that_accept_it(front: Front, http: htt
     assert answer.text.endswith("# EOF\n") and "tandem_requests_total{" in answer.text
 
 
-def test_an_endpoint_picker_finds_one_series_of_each_metric(front: Front, http: httpx.Client) -> None:
+def test_an_endpoint_picker_finds_one_series_of_each_metric(http: httpx.Client) -> None:
     """llm-d's picker reads the first series of a family and these two labels (core-metrics-extractor)."""
     found = {family.name: family.samples for family in read_text(http.get("/metrics/endpoint-picker").text)}
     picked = {name: (sample.labels, sample.value) for name, (sample,) in found.items()}
@@ -215,7 +215,7 @@ def test_an_endpoint_picker_finds_one_series_of_each_metric(front: Front, http: 
     assert not exported & picked.keys(), "sums over gateways and workers would count sequences twice"
 
 
-def test_the_scrape_targets_list_the_workers(front: Front, http: httpx.Client) -> None:
+def test_the_scrape_targets_list_the_workers(http: httpx.Client) -> None:
     assert http.get("/metrics/targets").json() == [
         {"targets": ["127.0.0.1:9100"], "labels": {"pool": "prefill", "worker": "p1", "model": "tiny"}}
     ]
