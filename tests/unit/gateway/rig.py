@@ -112,13 +112,9 @@ class Rig:
         return next(view.load for view in self.fleet.views() if view.ref == worker.ref)
 
     async def open(
-        self,
-        max_tokens: int = 3,
-        caller: RequestContext | None = None,
-        timeout_s: float | None = None,
-        num_choices: int = 1,
+        self, caller: RequestContext | None = None, timeout_s: float | None = None, num_choices: int = 1
     ) -> ActiveRequest:
-        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+        sampling = SamplingParams(max_tokens=3, temperature=0.0)
         identity = RequestId(f"r{next(_numbers)}.")
         request = Request(
             id=identity, model="tiny", prompt_tokens=tuple(range(16)), sampling=sampling, num_choices=num_choices
