@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -17,7 +17,6 @@ import pytest
 import uvloop
 from tokenizers import Tokenizer
 
-from tandem.core.bundle import TokenizerBundle
 from tandem.core.config import Bytes, GatewayConfig
 from tandem.core.errors import TandemError
 from tandem.core.events import Finished, FinishReason, PromptLogprobs, SampledToken, Token
@@ -36,16 +35,29 @@ from tandem.gateway.text.text_model import TextModel
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.routing.worker_view import WorkerView
 from tandem.wire.channels import CHANNEL_OPTIONS
+from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tandem.wire.tls import TlsFiles
 from tests.tokenizer import TEMPLATE, train_tokenizer
 from tests.unit.gateway.instant import instant_events
-from tests.unit.gateway.rig import Rig, rigs
+from tests.unit.gateway.rig import Rig, bundle_of, rigs
 
 _ALTERNATIVES = tuple((token, -0.5 - token) for token in range(42, 62))
 HEARTBEAT_S = 0.05
 """Tests that hold a stream back see heartbeats soon; tests that do not hold it back end before the first one."""
 Step = Token | PromptLogprobs | Finished | Exception | asyncio.Event
+HELLO = pb.ChatRequest(model="tiny", messages=[pb.ChatMessage(role="user", content="Hello")])
+MUCH = pb.ChatRequest(model="tiny", messages=HELLO.messages, logprobs=True, top_logprobs=20)
+"""With the alternatives of each, few tokens fill what lies between a client and the server."""
+NARROW = [*CHANNEL_OPTIONS, ("grpc.http2.lookahead_bytes", 1 << 16), ("grpc.http2.bdp_probe", 0)]
+"""Options of a channel that takes little ahead of its reader."""
+
+
+def grpc_refusal(call: Callable[..., object], *given: Any, **options: Any) -> Any:
+    """Return the error that ends a call over gRPC."""
+    with pytest.raises(grpc.RpcError) as refused:
+        call(*given, **options)
+    return refused.value
 
 
 @pytest.fixture(scope="session")
@@ -58,14 +70,7 @@ def make_text(tokenizer: Tokenizer) -> Callable[..., TextModel]:
     def make(
         template: str = TEMPLATE, *, special: dict[str, Any] | None = None, config: Any = None, **options: Any
     ) -> TextModel:
-        names = {"bos_token_id": 0, "bos_token": "<s>", "eos_token_ids": [1], "eos_token": "<|im_end|>"}
-        bundle = TokenizerBundle(
-            tokenizer_json=tokenizer.to_str().encode(),
-            chat_template=template,
-            generation_config_json=json.dumps(config or {}),
-            special_tokens_json=json.dumps(names | (special or {})),
-        )
-        return TextModel(bundle, **options)
+        return TextModel(bundle_of(tokenizer, template, special, config), **options)
 
     return make
 
@@ -118,6 +123,13 @@ class Endless(ScriptedStream):
             self.num_given += 1
             # Let other tasks run even where nobody consumes the tokens.
             await asyncio.sleep(0)
+
+    def wait_until_blocked(self) -> None:
+        """Wait until the buffers between the two are full and no further token is taken."""
+        num_given = -1
+        while num_given != self.num_given:
+            num_given = self.num_given
+            time.sleep(0.1)
 
 
 class ScriptedDispatch:

@@ -89,6 +89,13 @@ def send_over_both_protocols(
     return over_http + [send_grpc(stub, kind, body, stream, sent) for stream in (False, True)]
 
 
+def send_alike(http: httpx.Client, stub: Any, kind: str, given: dict[str, Any], **metadata: str) -> Outcome:
+    """Send a request in all four ways, and return their outcome after checking that it is the same."""
+    first, *others = send_over_both_protocols(http, stub, kind, whole_body(kind, given), **metadata)
+    assert [other.plain() for other in others] == [first.plain()] * 3, (first, others)
+    return first
+
+
 def checked_times(timing: Mapping[str, float]) -> frozenset[str]:
     """Return the names of the timed stages after checking that they add up to the total."""
     stages = [value for name, value in timing.items() if name not in ("total_ms", "first_token_ms")]

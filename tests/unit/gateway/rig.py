@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -32,7 +33,20 @@ from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.wire.peer_auth import PeerAuth
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
 
+SPECIAL_TOKENS = {"bos_token_id": 0, "bos_token": "<s>", "eos_token_ids": [1], "eos_token": "<|im_end|>"}
 _numbers = itertools.count(1)
+
+
+def bundle_of(
+    tokenizer: Tokenizer, template: str = "", special: dict[str, Any] | None = None, config: Any = None
+) -> TokenizerBundle:
+    """Bundle the tests' tokenizer with its special tokens, changed by `special`, and a generation config."""
+    return TokenizerBundle(
+        tokenizer_json=tokenizer.to_str().encode(),
+        chat_template=template,
+        generation_config_json=json.dumps(config or {}),
+        special_tokens_json=json.dumps(SPECIAL_TOKENS | (special or {})),
+    )
 
 
 class Rig:
@@ -98,25 +112,15 @@ class Rig:
         return next(view.load for view in self.fleet.views() if view.ref == worker.ref)
 
     async def open(
-        self,
-        max_tokens: int = 3,
-        caller: RequestContext | None = None,
-        timeout_s: float | None = None,
-        num_choices: int = 1,
+        self, caller: RequestContext | None = None, timeout_s: float | None = None, num_choices: int = 1
     ) -> ActiveRequest:
-        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+        sampling = SamplingParams(max_tokens=3, temperature=0.0)
         identity = RequestId(f"r{next(_numbers)}.")
-        return await self.dispatch.open(
-            Request(
-                id=identity,
-                model="tiny",
-                prompt_tokens=tuple(range(16)),
-                sampling=sampling,
-                num_choices=num_choices,
-            ),
-            caller or RequestContext(request_id=identity, received_at=self.clock.now(), timeout_s=timeout_s),
-            PhaseLedger(self.clock.now()),
+        request = Request(
+            id=identity, model="tiny", prompt_tokens=tuple(range(16)), sampling=sampling, num_choices=num_choices
         )
+        caller = caller or RequestContext(request_id=identity, received_at=self.clock.now(), timeout_s=timeout_s)
+        return await self.dispatch.open(request, caller, PhaseLedger(self.clock.now()))
 
     async def running(self, num_choices: int = 1) -> ActiveRequest:
         """Open a request and wait until both workers have accepted it."""
@@ -143,18 +147,10 @@ async def rigs(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> AsyncIt
     monkeypatch.setattr(request_queue, "REFUSAL_BACKOFF_S", 0.02)
     monkeypatch.setattr(deferred, "DELAY_S", 0.05)
     monkeypatch.setattr(worker_link, "RETRY_S", 0.02)
-    special = '{"bos_token_id": 0, "bos_token": "<s>", "eos_token_ids": [1], "eos_token": "<|im_end|>"}'
-    bundle = TokenizerBundle(
-        tokenizer_json=tokenizer.to_str().encode(), generation_config_json="{}", special_tokens_json=special
-    )
+    bundle = bundle_of(tokenizer)
     made: list[Rig] = []
 
-    def make(
-        quotas: Any = None,
-        trust: PeerAuth | None = None,
-        prefixes: Any = None,
-        **config: object,
-    ) -> Rig:
+    def make(quotas: Any = None, trust: PeerAuth | None = None, prefixes: Any = None, **config: object) -> Rig:
         made.append(Rig(bundle, quotas, trust, prefixes, **config))
         return made[-1]
 

@@ -39,14 +39,7 @@ class ScriptedWorker(WorkerServicer):
     subject) of all calls in order. `links` go with each message of the stream; `on_measure` answers link probes.
     """
 
-    def __init__(
-        self,
-        name: str,
-        pool: str,
-        bundle: TokenizerBundle,
-        incarnation: int | None = None,
-        trust: PeerAuth | None = None,
-    ) -> None:
+    def __init__(self, name: str, pool: str, bundle: TokenizerBundle, trust: PeerAuth | None = None) -> None:
         self.name = name
         self.pool = pool
         self.role = ""
@@ -66,7 +59,7 @@ class ScriptedWorker(WorkerServicer):
         self.metrics_address = ""
         self.lanes: Sequence[str] = ()
         self.fingerprint = "f"
-        self.ref = WorkerRef(WorkerId(name), Incarnation(incarnation or next(_incarnations)), "")
+        self.ref = WorkerRef(WorkerId(name), Incarnation(next(_incarnations)), "")
         self._bundle = bundle
         self._streams: list[asyncio.Queue[Sequence[JobEvent] | None]] = []
         self._trust = trust or PeerAuth(name)
@@ -172,7 +165,7 @@ class ScriptedWorker(WorkerServicer):
             yield self._update(events)
 
 
-async def until(condition: Callable[[], Any], what: str = "") -> Any:
+async def until(condition: Callable[[], Any]) -> Any:
     """Wait until a condition on what was seen holds, and return its value."""
     async with asyncio.timeout(PATIENCE_S):
         while not (found := condition()):

@@ -19,9 +19,10 @@ from tandem.gateway.serving import completions
 from tandem.gateway.serving.completions import _INLINE_CHARS, MAX_TOKENIZED, CompletionService
 from tandem.gateway.text.detokenizer import StopMatcher
 from tandem.wire.gen import inference_pb2 as pb
-from tests.unit.gateway.conftest import Front
+from tests.unit.gateway.conftest import Front, grpc_refusal
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+SHORT = [{"role": "user", "content": "a"}]
 
 
 @pytest.fixture
@@ -50,16 +51,15 @@ def test_the_answers_of_all_prompts_together_are_bounded(front: Front, http: htt
     error = refusal(http, TEXT, prompt=["a"] * 256, n=128)
     assert error["param"] == "n" and "32768 choices" in error["message"] and "at most 1024" in error["message"]
     request = pb.CompleteRequest(model="tiny", prompt=[pb.Prompt(text="a")] * 9, n=114)
-    with pytest.raises(grpc.RpcError) as refused:
-        stub.Complete(request)
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "1026 choices" in refused.value.details()
+    refused = grpc_refusal(stub.Complete, request)
+    assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT and "1026 choices" in refused.details()
     assert not front.dispatch.requests
     answer = http.post(TEXT, json={"model": "tiny", "prompt": ["a"] * 8, "n": 128, "max_tokens": 1})
     assert len(answer.json()["choices"]) == MAX_CHOICES_OF_ALL
     assert all(stream.closed.wait(20) for stream in opened) and len(opened) == 8
 
 
-def test_a_conversation_may_have_as_many_messages_as_at_openai(front: Front, http: httpx.Client) -> None:
+def test_a_conversation_may_have_as_many_messages_as_at_openai(http: httpx.Client) -> None:
     message = {"role": "user", "content": ""}
     error = refusal(http, CHAT, messages=[message] * (MAX_MESSAGES + 1))
     assert error["param"] == "messages" and str(MAX_MESSAGES) in error["message"]
@@ -72,17 +72,14 @@ def test_a_conversation_may_have_as_many_messages_as_at_openai(front: Front, htt
     [
         {"messages": [{"role": "user", "content": ""}] * 500},
         {"messages": [{"role": "user", "content": "a", "reasoning_content": "b" * 3000}]},
-        {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"x": ["b"] * 1000}},
+        {"messages": SHORT, "chat_template_kwargs": {"x": ["b"] * 1000}},
         {
             "messages": [
                 {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"x": "b" * 3000}}}]},
                 {"role": "tool", "content": "a"},
             ]
         },
-        {
-            "messages": [{"role": "user", "content": "a"}],
-            "tools": [{"type": "function", "function": {"name": "f", "description": "b" * 3000}}],
-        },
+        {"messages": SHORT, "tools": [{"type": "function", "function": {"name": "f", "description": "b" * 3000}}]},
     ],
     ids=["messages", "thoughts", "variables", "calls", "tools"],
 )
@@ -145,30 +142,26 @@ def test_a_repeated_field_of_a_large_body_is_refused_without_a_search(http: http
     assert answer.status_code == 400 and "a field occurs more than once" in answer.text
 
 
-def test_a_grammar_that_the_gateway_rewrites_is_bounded(front: Front, http: httpx.Client) -> None:
+def test_a_grammar_that_the_gateway_rewrites_is_bounded(http: httpx.Client) -> None:
     rules = 'root ::= "' + "a" * MAX_GBNF_CHARS + '"'
-    error = refusal(http, CHAT, messages=[{"role": "user", "content": "a"}], guided_grammar=rules)
+    error = refusal(http, CHAT, messages=SHORT, guided_grammar=rules)
     assert error["param"] == "guided_grammar" and str(MAX_GBNF_CHARS) in error["message"]
 
 
-def test_both_front_ends_bound_schemas(front: Front, http: httpx.Client, stub: Any) -> None:
+def test_both_front_ends_bound_schemas(http: httpx.Client, stub: Any) -> None:
     schema = {"patternProperties": {f"{i}": {} for i in range(MAX_PATTERN_PROPERTIES + 1)}}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    error = refusal(http, CHAT, messages=[{"role": "user", "content": "a"}], response_format=form)
+    error = refusal(http, CHAT, messages=SHORT, response_format=form)
     most = f"must have at most {MAX_PATTERN_PROPERTIES} patternProperties"
     assert error["param"] == "response_format.json_schema.schema" and most in error["message"]
-    request = pb.CompleteRequest(
-        model="tiny",
-        prompt=[pb.Prompt(text="a")],
-        structured_outputs=pb.StructuredOutputs(json=json.dumps(schema)),
-    )
-    with pytest.raises(grpc.RpcError) as refused:
-        stub.Complete(request)
-    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT and most in refused.value.details()
+    outputs = pb.StructuredOutputs(json=json.dumps(schema))
+    request = pb.CompleteRequest(model="tiny", prompt=[pb.Prompt(text="a")], structured_outputs=outputs)
+    refused = grpc_refusal(stub.Complete, request)
+    assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT and most in refused.details()
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "br", "zstd", "gzip, identity"])
-def test_a_compressed_body_is_refused_by_name(front: Front, http: httpx.Client, encoding: str) -> None:
+def test_a_compressed_body_is_refused_by_name(http: httpx.Client, encoding: str) -> None:
     body = gzip.compress(json.dumps({"model": "tiny", "prompt": "a"}).encode())
     answer = http.post(TEXT, content=body, headers={"content-encoding": encoding})
     error = answer.json()["error"]
@@ -183,7 +176,7 @@ def test_a_body_with_identity_encoding_is_accepted(front: Front, http: httpx.Cli
     assert http.post(TEXT, content=body, headers=headers).json()["choices"][0]["text"] == "Paris"
 
 
-def test_another_charset_is_refused_by_name(front: Front, http: httpx.Client) -> None:
+def test_another_charset_is_refused_by_name(http: httpx.Client) -> None:
     for charset in ("latin-1", "utf-16"):
         body = json.dumps({"model": "tiny", "prompt": "ä"}, ensure_ascii=False).encode(charset)
         answer = http.post(TEXT, content=body, headers={"content-type": f"application/json; charset={charset}"})
@@ -205,14 +198,14 @@ def test_json_of_any_depth_within_a_message_is_no_internal_error(front: Front, s
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/health", "/ready", "/metrics", "/openapi.json"])
-def test_head_is_get_without_the_body(front: Front, http: httpx.Client, path: str) -> None:
+def test_head_is_get_without_the_body(http: httpx.Client, path: str) -> None:
     answer = http.head(path)
     assert answer.status_code == 200 and answer.content == b"" and int(answer.headers["content-length"]) > 0
     assert http.get(path).status_code == 200, "the connection is still in step"
 
 
 @pytest.mark.parametrize("method", ["OPTIONS", "PUT", "DELETE", "PATCH", "TRACE"])
-def test_a_wrong_method_is_refused_with_the_allowed_ones(front: Front, http: httpx.Client, method: str) -> None:
+def test_a_wrong_method_is_refused_with_the_allowed_ones(http: httpx.Client, method: str) -> None:
     answer = http.request(method, CHAT)
     assert answer.status_code == 405 and answer.headers["allow"] == "POST"
     answer = http.request("PATCH", "/v1/models/tiny")
@@ -222,6 +215,6 @@ def test_a_wrong_method_is_refused_with_the_allowed_ones(front: Front, http: htt
 @pytest.mark.parametrize(
     "path", ["/v1/chat/completions/", "/v1/models/", "//v1/models", "/V1/models", "/v1/models/%0d%0ax", "/health%0a"]
 )
-def test_paths_are_not_normalized(front: Front, http: httpx.Client, path: str) -> None:
+def test_paths_are_not_normalized(http: httpx.Client, path: str) -> None:
     answer = http.get(path)
     assert answer.status_code == 404 and answer.json()["error"]["code"] in ("not_found", "model_not_found")

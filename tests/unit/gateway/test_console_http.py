@@ -160,14 +160,11 @@ async def test_unknown_console_paths_are_not_found(rig: Rig, path: str) -> None:
     assert (await rig.client.get(path)).status_code == 404
 
 
-async def test_the_root_redirects_to_the_page(rig: Rig) -> None:
-    reply = await rig.client.get("/")
-    assert reply.status_code == 307 and str(reply.next_request and reply.next_request.url) == "http://gateway/console"
-
-
-async def test_a_trailing_slash_redirects(rig: Rig) -> None:
-    reply = await rig.client.get("/console/")
-    assert reply.status_code == 308 and str(reply.next_request and reply.next_request.url) == "http://gateway/console"
+@pytest.mark.parametrize(("path", "status"), [("/", 307), ("/console/", 308)])
+async def test_the_root_and_a_trailing_slash_redirect_to_the_page(rig: Rig, path: str, status: int) -> None:
+    reply = await rig.client.get(path)
+    assert reply.status_code == status
+    assert reply.next_request is not None and str(reply.next_request.url) == "http://gateway/console"
 
 
 async def test_only_reading_is_served(rig: Rig) -> None:

@@ -28,12 +28,12 @@ def request(num_tokens: int, model: str = "tiny") -> Request:
     )
 
 
-def tally() -> DemandCounter:
+@pytest.fixture
+def counter() -> DemandCounter:
     return DemandCounter(TARGETS, dict)
 
 
-def test_requests_count_on_arrival_and_attention_pairs_at_the_first_token() -> None:
-    counter = tally()
+def test_requests_count_on_arrival_and_attention_pairs_at_the_first_token(counter: DemandCounter) -> None:
     counter.on_admitted(request(10))
     assert counter.totals()["tiny"] == DemandTotals(num_requests=1, num_input_tokens=10)
     counter.on_first_token(request(10), 4)
@@ -45,8 +45,7 @@ def test_requests_count_on_arrival_and_attention_pairs_at_the_first_token() -> N
     assert counter.totals()["tiny"].num_requests == 1, "whoever asks has a copy"
 
 
-def test_answers_count_when_they_end() -> None:
-    counter = tally()
+def test_answers_count_when_they_end(counter: DemandCounter) -> None:
     counter.on_admitted(request(10))
     counter.answered(record(usage=Usage(10, 7, 2), first_token_s=0.201, num_gaps=6, num_late_gaps=2))
     counter.answered(record(usage=Usage(10, 3, 2), first_token_s=0.2, num_gaps=20, num_late_gaps=1))
@@ -70,27 +69,24 @@ def test_answers_count_when_they_end() -> None:
     ],
 )
 def test_failures_count_only_where_more_workers_would_have_helped(
-    outcome: str, first_token_s: float | None, lane: str, late: int, failed: int
+    counter: DemandCounter, outcome: str, first_token_s: float | None, lane: str, late: int, failed: int
 ) -> None:
-    counter = tally()
     counter.on_admitted(request(10))
     counter.answered(record(outcome=outcome, first_token_s=first_token_s, lane=lane))
     counted = counter.totals()["tiny"]
     assert (counted.num_late_ttft, counted.num_failed) == (late, failed)
 
 
-def test_a_model_that_nobody_serves_is_not_counted() -> None:
-    counter = tally()
+def test_a_model_that_nobody_serves_is_not_counted(counter: DemandCounter) -> None:
     counter.answered(record(model=""))
     assert counter.totals() == {}
 
 
 @pytest.mark.redis
 async def test_the_demand_is_published_repeatedly_and_withdrawn_at_the_end(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
+    counter: DemandCounter, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tandem.gateway.orchestration.demand.PERIOD_S", 0.01)
-    counter = tally()
     reader = DemandStore(redis_url, "beat")
     beat = DemandPublisher(GatewayId("g1"), DemandStore(redis_url, "beat"), counter, SystemClock())
     await beat.start()
@@ -105,9 +101,10 @@ async def test_the_demand_is_published_repeatedly_and_withdrawn_at_the_end(
     await reader.close()
 
 
-async def test_an_unreachable_redis_does_not_stop_the_publisher(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreachable_redis_does_not_stop_the_publisher(
+    counter: DemandCounter, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tandem.gateway.orchestration.demand.PERIOD_S", 0.01)
-    counter = tally()
     beat = DemandPublisher(GatewayId("g1"), DemandStore(f"unix://{tmp_path}/none.sock", "beat"), counter, SystemClock())
     await beat.start()
     await asyncio.sleep(0.05)

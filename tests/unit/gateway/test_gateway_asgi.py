@@ -16,8 +16,7 @@ from tandem.admission.tenant import Tenant
 from tandem.core.clock import SystemClock
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.ids import RequestId, TenantId
-from tandem.core.request import Request, SamplingParams
+from tandem.core.ids import TenantId
 from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll, ServedModel
 from tandem.gateway.http import openai_routes
@@ -30,8 +29,7 @@ from tandem.gateway.telemetry.request_metrics import RequestMetrics
 from tandem.gateway.telemetry.request_recorder import RequestRecorder
 from tandem.gateway.text.text_model import TextModel
 from tandem.obs.metrics.metrics import Metrics
-
-REQUEST = Request(id=RequestId("r"), model="m", prompt_tokens=(1,), sampling=SamplingParams(max_tokens=1))
+from tests.unit.gateway.conftest import ScriptedDispatch
 
 
 class Client:
@@ -40,6 +38,7 @@ class Client:
     def __init__(self, body: bytes = b"") -> None:
         self.sent: list[Any] = []
         self.gone = asyncio.Event()
+        self.num_bytes = len(body)
         self._body: bytes | None = body
 
     async def receive(self) -> dict[str, Any]:
@@ -83,59 +82,48 @@ async def test_a_turn_is_requested_once_before_a_large_body_is_read(
     assert begun == expected
 
 
-def test_cleanup_after_a_complete_response_is_not_cancelled() -> None:
-    async def scenario() -> bool:
-        client = Client()
-        exchange = client.exchange()
-        await read_body(exchange)
-        tidied = False
+async def test_cleanup_after_a_complete_response_is_not_cancelled() -> None:
+    exchange = Client().exchange()
+    await read_body(exchange)
+    tidied = False
 
-        async def work() -> None:
-            nonlocal tidied
-            await json_response(b"{}")(exchange.scope, exchange.receive, exchange.send)
-            for _ in range(5):
-                await asyncio.sleep(0)
-            tidied = True
+    async def work() -> None:
+        nonlocal tidied
+        await json_response(b"{}")(exchange.scope, exchange.receive, exchange.send)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        tidied = True
 
-        await exchange.run_until_disconnect(work())
-        return tidied
-
-    assert asyncio.run(scenario())
+    await exchange.run_until_disconnect(work())
+    assert tidied
 
 
-def test_a_disconnect_cancels_work_and_waits_for_its_end() -> None:
-    async def scenario() -> list[str]:
-        client, log = Client(), []
-        exchange = client.exchange()
-        await read_body(exchange)
+async def test_a_disconnect_cancels_work_and_waits_for_its_end() -> None:
+    client, log = Client(), []
+    exchange = client.exchange()
+    await read_body(exchange)
 
-        async def work() -> None:
-            try:
-                client.gone.set()
-                await asyncio.Event().wait()
-            finally:
-                await asyncio.sleep(0)
-                log.append("tidied")
+    async def work() -> None:
+        try:
+            client.gone.set()
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            log.append("tidied")
 
-        await exchange.run_until_disconnect(work())
-        return [*log, "returned"]
-
-    assert asyncio.run(scenario()) == ["tidied", "returned"]
+    await exchange.run_until_disconnect(work())
+    assert log == ["tidied"]
 
 
-def test_an_error_of_the_handler_propagates() -> None:
-    async def scenario() -> None:
-        client = Client()
-        exchange = client.exchange()
-        await read_body(exchange)
+async def test_an_error_of_the_handler_propagates() -> None:
+    exchange = Client().exchange()
+    await read_body(exchange)
 
-        async def work() -> None:
-            raise TandemError(ErrorKind.OVERLOADED, "full")
-
-        await exchange.run_until_disconnect(work())
+    async def work() -> None:
+        raise TandemError(ErrorKind.OVERLOADED, "full")
 
     with pytest.raises(TandemError, match="full"):
-        asyncio.run(scenario())
+        await exchange.run_until_disconnect(work())
 
 
 class RecordingExecutor(ThreadPoolExecutor):
@@ -150,42 +138,52 @@ class RecordingExecutor(ThreadPoolExecutor):
         return super().submit(*args, **kwargs)
 
 
-@pytest.mark.parametrize(("num_chars", "num_submitted"), [(2000, 0), (2001, 1)])
-def test_long_prompts_are_tokenized_by_a_thread(
-    make_text: Callable[..., TextModel], front: Any, num_chars: int, num_submitted: int
-) -> None:
-    front.dispatch.served = [ServedModel(name="tiny", max_model_len=4096, text=make_text(), created=0)]
+@pytest.fixture
+def roomy(make_text: Callable[..., TextModel], front: Any) -> ScriptedDispatch:
+    """Answer requests of a model that takes long prompts."""
+    dispatch: ScriptedDispatch = front.dispatch
+    dispatch.served = [ServedModel(name="tiny", max_model_len=90_000, text=make_text(), created=0)]
     front.answer("x")
+    return dispatch
 
-    async def scenario(executor: RecordingExecutor) -> list[Any]:
-        client = Client(json.dumps({"model": "tiny", "prompt": "a" * num_chars}).encode())
-        answers = CompletionService(
-            front.dispatch, executor, RequestRecorder(SystemClock(), RequestMetrics(Metrics())), OutputSpecFactory()
-        )
-        await OpenAIRoutes(answers, AllowAll(), 1 << 20, 10.0).completions(client.exchange())
-        return client.sent
 
+def body_of(prompt: str) -> bytes:
+    return json.dumps({"model": "tiny", "prompt": prompt}).encode()
+
+
+async def complete(app: GatewayApp, client: Client, key: str = "a") -> int:
+    """Send a client's completion with an API key, and return the status of the response."""
+    headers = [(b"content-length", b"%d" % client.num_bytes), (b"x-api-key", key.encode())]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+    await app(scope, client.receive, client.send)
+    return int(client.sent[0]["status"])
+
+
+@pytest.mark.parametrize(("num_chars", "num_submitted"), [(2000, 0), (2001, 1)])
+async def test_long_prompts_are_tokenized_by_a_thread(
+    roomy: ScriptedDispatch, num_chars: int, num_submitted: int
+) -> None:
+    client = Client(body_of("a" * num_chars))
     with RecordingExecutor() as executor:
-        sent = asyncio.run(scenario(executor))
+        recorder = RequestRecorder(SystemClock(), RequestMetrics(Metrics()))
+        answers = CompletionService(roomy, executor, recorder, OutputSpecFactory())
+        await OpenAIRoutes(answers, AllowAll(), 1 << 20, 10.0).completions(client.exchange())
         assert executor.num_submitted == num_submitted
-    assert sent[0]["status"] == 200
+    assert client.sent[0]["status"] == 200
 
 
-def test_lifespan_is_answered(front: Any) -> None:
-    async def scenario() -> list[str]:
-        messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
-        sent: list[str] = []
+async def test_lifespan_is_answered(front: Any) -> None:
+    messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+    sent: list[str] = []
 
-        async def receive() -> Any:
-            return next(messages)
+    async def receive() -> Any:
+        return next(messages)
 
-        async def send(message: Any) -> None:
-            sent.append(message["type"])
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
 
-        await GatewayApp(front.dispatch, AllowAll(), GatewayConfig())({"type": "lifespan"}, receive, send)
-        return sent
-
-    assert asyncio.run(scenario()) == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    await GatewayApp(front.dispatch, AllowAll(), GatewayConfig())({"type": "lifespan"}, receive, send)
+    assert sent == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
 
 
 @pytest.mark.parametrize("value", [b"", b"x y", b"\xff", b"a" * 129, b"\n"])
@@ -199,25 +197,21 @@ def test_header_values_carry_no_line_breaks() -> None:
 
 
 async def test_the_texts_queued_for_tokenization_are_bounded(
-    make_text: Callable[..., TextModel], front: Any, monkeypatch: pytest.MonkeyPatch
+    roomy: ScriptedDispatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Further long texts than may wait are refused; short ones are tokenized at once."""
     monkeypatch.setattr(completions, "_MAX_WAITING", 1)
-    front.dispatch.served = [ServedModel(name="tiny", max_model_len=90_000, text=make_text(), created=0)]
-    front.answer("x")
+    app = GatewayApp(roomy, AllowAll(), GatewayConfig())
     gate = threading.Event()
 
     async def post_completion(num_chars: int) -> int:
-        client = Client(json.dumps({"model": "tiny", "prompt": "a" * num_chars}).encode())
-        await app(
-            {"type": "http", "method": "POST", "path": "/v1/completions", "headers": []}, client.receive, client.send
-        )
-        if client.sent[0]["status"] == 503:
+        client = Client(body_of("a" * num_chars))
+        status = await complete(app, client)
+        if status == 503:
             assert (b"retry-after", b"1") in client.sent[0]["headers"]
             assert (b"x-tandem-reject-reason", b"tokenization") in client.sent[0]["headers"]
-        return int(client.sent[0]["status"])
+        return status
 
-    app = GatewayApp(front.dispatch, AllowAll(), GatewayConfig())
     for _ in range(NUM_ENCODERS):
         app._encoders.submit(gate.wait)
     waiting = [asyncio.create_task(post_completion(num_chars)) for num_chars in (9_000, 9_000, 9_000, 100)]
@@ -234,40 +228,34 @@ class TwoTenants(AllowAll):
         return Tenant(id=TenantId("".join(keys)))
 
 
-async def test_a_large_body_that_arrives_slowly_loses_its_turn(
-    make_text: Callable[..., TextModel], front: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(openai_routes, "LARGE_BODY_S", 0.05)
-    front.dispatch.served = [ServedModel(name="tiny", max_model_len=90_000, text=make_text(), created=0)]
-    app = GatewayApp(front.dispatch, TwoTenants(), GatewayConfig())
-    app.answers._large_bodies.refused_s = 0.0
-    client = Client()
-    headers = [(b"content-length", b"%d" % (LARGE_BODY_BYTES + 1)), (b"x-api-key", b"a")]
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+class SlowClient(Client):
+    """Announce a large body and send it byte by byte."""
 
-    async def receive() -> dict[str, Any]:
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_bytes = LARGE_BODY_BYTES + 1
+
+    async def receive(self) -> dict[str, Any]:
         await asyncio.sleep(0.01)
         return {"type": "http.request", "body": b" ", "more_body": True}
 
-    await app(scope, receive, client.send)
-    assert client.sent[0]["status"] == 408 and b"did not arrive within 0.05 s" in client.sent[1]["body"]
+
+async def test_a_large_body_that_arrives_slowly_loses_its_turn(
+    roomy: ScriptedDispatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai_routes, "LARGE_BODY_S", 0.05)
+    app = GatewayApp(roomy, TwoTenants(), GatewayConfig())
+    app.answers._large_bodies.refused_s = 0.0
+    client = SlowClient()
+    assert await complete(app, client) == 408 and b"did not arrive within 0.05 s" in client.sent[1]["body"]
     assert app.answers._large_bodies.used == 0
 
 
-async def test_large_bodies_of_one_tenant_do_not_hold_up_those_of_another(
-    make_text: Callable[..., TextModel], front: Any
-) -> None:
-    front.dispatch.served = [ServedModel(name="tiny", max_model_len=90_000, text=make_text(), created=0)]
-    front.answer("x")
-    app = GatewayApp(front.dispatch, TwoTenants(), GatewayConfig())
+async def test_large_bodies_of_one_tenant_do_not_hold_up_those_of_another(roomy: ScriptedDispatch) -> None:
+    app = GatewayApp(roomy, TwoTenants(), GatewayConfig())
 
     async def post(key: str, prompt: str) -> int:
-        body = json.dumps({"model": "tiny", "prompt": prompt}).encode()
-        client = Client(body)
-        headers = [(b"content-length", b"%d" % len(body)), (b"x-api-key", key.encode())]
-        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
-        await app(scope, client.receive, client.send)
-        return int(client.sent[0]["status"])
+        return await complete(app, Client(body_of(prompt)), key)
 
     turn = await app.answers.begin_large(Tenant(id=TenantId("a")), 4 << 20)
     held_up = asyncio.create_task(post("a", "a" * LARGE_BODY_BYTES))

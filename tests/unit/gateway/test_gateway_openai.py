@@ -94,21 +94,11 @@ def test_a_streamed_completion_with_logprobs(front: Front, client: openai.OpenAI
     options: Any = {"stream_options": {"include_usage": True}}
     chunks = list(client.completions.create(model="tiny", prompt="x", logprobs=1, stream=True, **options))
     assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == TEXT
-    offsets = [
-        offset
-        for chunk in chunks
-        if chunk.choices and chunk.choices[0].logprobs
-        for offset in chunk.choices[0].logprobs.text_offset or []
-    ]
+    logprobs = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices and chunk.choices[0].logprobs]
+    offsets = [offset for each in logprobs for offset in each.text_offset or []]
     assert len(offsets) == len(front.ids(TEXT))
     assert offsets == sorted(offsets)
-    names = [
-        name
-        for chunk in chunks
-        if chunk.choices and chunk.choices[0].logprobs
-        for name in chunk.choices[0].logprobs.tokens or []
-    ]
-    assert all("\ufffd" not in name for name in names)
+    assert all("\ufffd" not in name for each in logprobs for name in each.tokens or [])
     assert chunks[-1].usage is not None
 
 

@@ -35,15 +35,16 @@ def served(make_text: Callable[..., TextModel]) -> ServedModel:
     return ServedModel(name="tiny", max_model_len=100, text=text, created=0)
 
 
-def chat(served: ServedModel, caller: RequestContext = CALLER, **fields: Any) -> Request:
-    raw = json.dumps({"model": "tiny", "messages": [USER]} | fields).encode()
-    body = parse(raw, ChatBody)
-    params, ending = (
-        chat_params(body),
-        chat_ending(body.messages, body.add_generation_prompt, body.continue_final_message),
-    )
+def chat_body(**fields: Any) -> ChatBody:
+    return parse(json.dumps({"model": "tiny", "messages": [USER]} | fields).encode(), ChatBody)
+
+
+def chat(served: ServedModel, **fields: Any) -> Request:
+    body = chat_body(**fields)
+    params = chat_params(body)
+    ending = chat_ending(body.messages, body.add_generation_prompt, body.continue_final_message)
     prompt = served.text.encode_chat(conversation(body.messages), body.chat_template_kwargs, ending=ending)
-    return request(params, served, prompt, new_id("chatcmpl-"), caller)
+    return request(params, served, prompt, new_id("chatcmpl-"), CALLER)
 
 
 def complete(served: ServedModel, **fields: Any) -> Request:
@@ -212,24 +213,19 @@ def test_no_op_fields_and_unknown_fields_are_accepted(served: ServedModel) -> No
 
 def test_message_parts_are_joined_and_absent_fields_left_out() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    body = parse(
-        json.dumps({"model": "m", "messages": [{"role": "user", "content": parts, "name": None}]}).encode(), ChatBody
-    )
+    body = chat_body(messages=[{"role": "user", "content": parts, "name": None}])
     assert conversation(body.messages) == [{"role": "user", "content": "a\nb"}]
 
 
 def test_an_assistant_message_may_have_no_content() -> None:
     """The assistant may have reasoned, refused, or called tools: clients return its messages as they got them."""
     message = {"role": "assistant", "content": None, "reasoning_content": "hm", "refusal": "no"}
-    body = parse(json.dumps({"model": "m", "messages": [message]}).encode(), ChatBody)
+    body = chat_body(messages=[message])
     assert conversation(body.messages) == [{"role": "assistant", "content": "", "reasoning_content": "hm"}]
 
 
 def test_zero_top_logprobs_need_no_logprobs() -> None:
-    body = parse(
-        json.dumps({"model": "m", "messages": [USER], "logprobs": False, "top_logprobs": 0}).encode(), ChatBody
-    )
-    assert chat_params(body).logprobs is None
+    assert chat_params(chat_body(logprobs=False, top_logprobs=0)).logprobs is None
 
 
 @pytest.mark.parametrize("prompt", [[5, 6, 7], [[5, 6, 7]]])

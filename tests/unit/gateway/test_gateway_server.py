@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -12,9 +11,8 @@ import pytest
 
 from tandem.core.config import GatewayConfig
 from tandem.gateway.app import GatewayApp
-from tandem.gateway.context.interfaces import AllowAll, ServedModel
+from tandem.gateway.context.interfaces import AllowAll
 from tandem.gateway.http.server import HttpServer
-from tandem.gateway.text.text_model import TextModel
 
 Front = Any  # the fixtures' class lives in conftest
 
@@ -42,23 +40,16 @@ def test_an_ipv6_address() -> None:
 
 
 @pytest.mark.parametrize("grace", ["enough", pytest.param("too short", marks=pytest.mark.slow)])
-def test_stopping_lets_streams_end_or_sends_them_an_error(
-    make_text: Callable[..., TextModel],
-    front: Front,
-    caplog: pytest.LogCaptureFixture,
-    grace: str,
+async def test_stopping_lets_streams_end_or_sends_them_an_error(
+    front: Front, caplog: pytest.LogCaptureFixture, grace: str
 ) -> None:
-    dispatch = front.dispatch
     gate = asyncio.Event()
     tokens = front.stream("The capital", gate, " of", front.finished())
-    served = [ServedModel(name="tiny", max_model_len=512, text=make_text(), created=0)]
-    dispatch.served = served
     body = {"model": "tiny", "stream": True, "messages": [{"role": "user", "content": "x"}]}
-
-    async def scenario() -> list[str]:
-        server = HttpServer(GatewayApp(dispatch, AllowAll(), GatewayConfig()), "127.0.0.1", 0, graceful_s=1.0)
-        await server.start()
-        url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
+    server = HttpServer(GatewayApp(front.dispatch, AllowAll(), GatewayConfig()), "127.0.0.1", 0, graceful_s=1.0)
+    await server.start()
+    url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
+    with caplog.at_level(logging.WARNING):
         async with (
             httpx.AsyncClient(trust_env=False, timeout=20, verify=False) as client,
             client.stream("POST", url, json=body) as response,
@@ -71,17 +62,13 @@ def test_stopping_lets_streams_end_or_sends_them_an_error(
                 gate.set()
             seen += [line async for line in lines if line]
         await stopping
-        return seen
-
-    with caplog.at_level(logging.WARNING):
-        lines = asyncio.run(scenario())
-    assert tokens.closed.wait(20) and tokens.num_closes == 1
-    assert "assistant" in lines[0]
+    assert await asyncio.to_thread(tokens.closed.wait, 20) and tokens.num_closes == 1
+    assert "assistant" in seen[0]
     if grace == "enough":
-        assert lines[-1] == "data: [DONE]"
+        assert seen[-1] == "data: [DONE]"
         assert caplog.messages == []
     else:
-        assert "shutting down" in lines[-1]
+        assert "shutting down" in seen[-1]
         assert all("Exception" not in message for message in caplog.messages)
 
 

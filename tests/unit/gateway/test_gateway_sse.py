@@ -8,7 +8,10 @@ from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.http.exchange import EventStream, Exchange
 
 
-async def opened(writes: list[bytes]) -> tuple[Exchange, EventStream]:
+async def opened() -> tuple[list[bytes], Exchange, EventStream]:
+    """Return the list to which each write is added, and an exchange with its open stream."""
+    writes: list[bytes] = []
+
     async def send(message: Any) -> None:
         if message["type"] == "http.response.body":
             writes.append(message["body"])
@@ -16,12 +19,11 @@ async def opened(writes: list[bytes]) -> tuple[Exchange, EventStream]:
     exchange = Exchange({"type": "http", "headers": []}, None, send)  # type: ignore[arg-type]
     stream = EventStream(exchange)
     await stream.open({})
-    return exchange, stream
+    return writes, exchange, stream
 
 
 async def test_simultaneous_events_are_sent_in_one_write() -> None:
-    writes: list[bytes] = []
-    _, stream = await opened(writes)
+    writes, _, stream = await opened()
     await stream.send(b"1", more_follow=True)
     await stream.send(more_follow=True)
     await stream.send(b"2", b"3", more_follow=True)
@@ -35,16 +37,14 @@ async def test_simultaneous_events_are_sent_in_one_write() -> None:
 
 
 async def test_at_most_one_buffer_is_held_back() -> None:
-    writes: list[bytes] = []
-    _, stream = await opened(writes)
+    writes, _, stream = await opened()
     for _ in range(100):
         await stream.send(b"x" * 1000, more_follow=True)
     assert max(map(len, writes)) < 20_000 and sum(map(len, writes)) > 80_000
 
 
 async def test_an_error_is_sent_after_held_back_events() -> None:
-    writes: list[bytes] = []
-    exchange, stream = await opened(writes)
+    _, exchange, stream = await opened()
     await stream.send(b"1", more_follow=True)
     assert exchange.late_error is not None
     late = exchange.late_error(TandemError(ErrorKind.WORKER_LOST, "gone"))

@@ -5,20 +5,17 @@ from __future__ import annotations
 import pytest
 from tokenizers import Tokenizer
 
-from tandem.core.bundle import TokenizerBundle
 from tandem.core.ids import WorkerRef
 from tandem.core.settings import build
 from tandem.gateway.main import Gateway, new_name
+from tests.unit.gateway.rig import bundle_of
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
 
 
 async def test_link_tests_in_progress_are_cancelled_at_their_workers(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    special = '{"bos_token_id": 0, "bos_token": "<s>", "eos_token_ids": [1], "eos_token": "<|im_end|>"}'
-    bundle = TokenizerBundle(
-        tokenizer_json=tokenizer.to_str().encode(), generation_config_json="{}", special_tokens_json=special
-    )
+    bundle = bundle_of(tokenizer)
     workers = [await ScriptedWorker(name, pool, bundle).start() for name, pool in (("p", "prefill"), ("d", "decode"))]
 
     async def discover(gateway: Gateway) -> dict[WorkerRef, str]:

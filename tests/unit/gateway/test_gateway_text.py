@@ -73,20 +73,19 @@ TEMPLATES = {"llama3": LLAMA3, "smollm2": SMOLLM2, "qwen": QWEN, "llama2": LLAMA
 def test_token_ids_are_those_of_transformers(make_text: Make, tokenizer: Tokenizer, name: str, chat: int) -> None:
     variables = {"enable_thinking": False}
     mine = make_text(TEMPLATES[name]).encode_chat(CHATS[chat], variables)
-    theirs = reference(tokenizer, TEMPLATES[name]).apply_chat_template(
-        CHATS[chat], add_generation_prompt=True, tokenize=True, return_dict=False, **variables
-    )
-    assert list(mine) == theirs
+    assert list(mine) == reference(tokenizer, TEMPLATES[name], CHATS[chat], add_generation_prompt=True, **variables)
     assert mine[:2] != (0, 0)
 
 
-def reference(tokenizer: Tokenizer, template: str) -> Any:
+def reference(tokenizer: Tokenizer, template: str, chat: list[dict[str, Any]], **options: bool) -> Any:
+    """Return the token ids that transformers makes of a chat."""
     from transformers import PreTrainedTokenizerFast
 
     copy = Tokenizer.from_str(tokenizer.to_str())
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    theirs = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=copy, bos_token="<s>", eos_token="<|im_end|>", chat_template=template
     )
+    return theirs.apply_chat_template(chat, tokenize=True, return_dict=False, **options)
 
 
 def test_a_template_that_writes_bos_does_not_double_it(make_text: Make) -> None:

@@ -121,11 +121,8 @@ async def test_a_tenant_that_has_too_many_waiting_is_refused_alone(monkeypatch: 
     tasks = [await start(check, f"a{i}") for i in range(module.MAX_WAITING_OF_TENANT + 1)]
     with pytest.raises(TandemError, match="your grammars wait") as caught:
         await check.check(regex("more"), A)
-    assert (caught.value.kind, caught.value.reason, caught.value.retry_after_s) == (
-        ErrorKind.OVERLOADED,
-        "grammars",
-        1.0,
-    )
+    error = caught.value
+    assert (error.kind, error.reason, error.retry_after_s) == (ErrorKind.OVERLOADED, "grammars", 1.0)
     tasks.append(await start(check, "b", B))
     monkeypatch.setattr(module, "MAX_WAITING", check.num_waiting)
     with pytest.raises(TandemError, match="too many grammars wait"):

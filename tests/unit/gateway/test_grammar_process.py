@@ -11,6 +11,7 @@ import sys
 import textwrap
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -38,6 +39,13 @@ def fact(pid: int, name: str) -> str:
     return Path(f"/proc/{pid}/{name}").read_text()
 
 
+async def started(process: GrammarProcess) -> int:
+    """Start the process with its first grammar, and return its id."""
+    await process.compile("regex", "a")
+    assert process.pid is not None
+    return process.pid
+
+
 async def gone(pid: int) -> None:
     while is_running(pid):
         await asyncio.sleep(0.01)
@@ -63,9 +71,7 @@ async def test_it_runs_with_little_memory_and_without_secrets(
     process: GrammarProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TANDEM_REDIS__URL", "redis://SECRET")
-    await process.compile("regex", "a")
-    pid = process.pid
-    assert pid is not None
+    pid = await started(process)
     lines = fact(pid, "status").splitlines()
     assert next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) < 64 << 10, "in KiB"
     assert "SECRET" not in fact(pid, "environ")
@@ -79,48 +85,42 @@ async def test_it_runs_with_little_memory_and_without_secrets(
 async def test_a_grammar_that_takes_too_much_is_refused_and_the_process_replaced(
     process: GrammarProcess, notation: str, source: str, reason: str
 ) -> None:
-    await process.compile("regex", "a")
-    pid = process.pid
+    pid = await started(process)
     verdict = await process.compile(notation, source)
     assert not verdict.is_good and reason in verdict.text
-    assert pid is not None and not is_running(pid)
+    assert not is_running(pid)
     assert await process.compile("regex", "a") == GOOD and process.pid != pid
 
 
 async def test_a_killed_process_is_started_again_for_the_same_grammar(process: GrammarProcess) -> None:
-    await process.compile("regex", "a")
-    pid = process.pid
-    assert pid is not None
+    pid = await started(process)
     os.kill(pid, signal.SIGKILL)
     await gone(pid)
     assert await process.compile("regex", "b") == GOOD and process.pid not in (None, pid)
 
 
+@pytest.mark.parametrize(
+    ("owner", "name", "value", "reason"),
+    [
+        (module, "_MODULE", "tandem.there_is_no_such_module", "has ended 2 times"),
+        (sys, "executable", "/there/is/none", "cannot be started"),
+    ],
+    ids=["no such module", "no such program"],
+)
 async def test_a_process_that_cannot_run_is_no_fault_of_the_grammar(
-    process: GrammarProcess, monkeypatch: pytest.MonkeyPatch
+    process: GrammarProcess, monkeypatch: pytest.MonkeyPatch, owner: ModuleType, name: str, value: str, reason: str
 ) -> None:
-    monkeypatch.setattr(module, "_MODULE", "tandem.there_is_no_such_module")
-    with pytest.raises(TandemError, match="has ended 2 times") as caught:
+    monkeypatch.setattr(owner, name, value)
+    with pytest.raises(TandemError, match=reason) as caught:
         await process.compile("regex", "a")
     assert (caught.value.kind, caught.value.reason) == (ErrorKind.OVERLOADED, "grammars")
     assert process.pid is None
 
 
-async def test_a_program_that_is_missing_is_no_fault_of_the_grammar(
-    process: GrammarProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", "/there/is/none")
-    with pytest.raises(TandemError, match="cannot be started") as caught:
-        await process.compile("regex", "a")
-    assert caught.value.kind is ErrorKind.OVERLOADED
-
-
 async def test_a_process_that_does_not_answer_is_killed(
     process: GrammarProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await process.compile("regex", "a")
-    pid = process.pid
-    assert pid is not None
+    pid = await started(process)
     os.kill(pid, signal.SIGSTOP)
     await asyncio.to_thread(os.waitpid, pid, os.WUNTRACED)  # until each of its threads has stopped
     monkeypatch.setattr(module, "MAX_SILENCE_S", 0.1)
@@ -130,19 +130,17 @@ async def test_a_process_that_does_not_answer_is_killed(
 
 
 async def test_an_interrupt_from_the_terminal_does_not_reach_it(process: GrammarProcess) -> None:
-    await process.compile("regex", "a")
-    pid = process.pid
-    assert pid is not None and os.getpgid(pid) != os.getpgid(0)
+    pid = await started(process)
+    assert os.getpgid(pid) != os.getpgid(0)
     os.kill(pid, signal.SIGINT)
     assert await process.compile("regex", "b") == GOOD and process.pid == pid
 
 
 async def test_a_stop_leaves_no_process() -> None:
     process = GrammarProcess()
-    await process.compile("regex", "a")
-    pid = process.pid
+    pid = await started(process)
     assert await process.stop() == -signal.SIGKILL
-    assert pid is not None and not is_running(pid) and process.pid is None
+    assert not is_running(pid) and process.pid is None
     assert await process.stop() == 0
 
 

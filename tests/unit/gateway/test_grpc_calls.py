@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
@@ -23,9 +21,8 @@ from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.wire.channels import CHANNEL_OPTIONS
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
-from tests.unit.gateway.conftest import Endless, Front
+from tests.unit.gateway.conftest import HELLO, MUCH, NARROW, Endless, Front, grpc_refusal
 
-HELLO = pb.ChatRequest(model="tiny", messages=[pb.ChatMessage(role="user", content="Hello")])
 PATIENCE_S = 20.0
 METHODS = ["Chat", "StreamChat"]
 
@@ -40,21 +37,12 @@ def consume(stub: Any, method: str, **options: Any) -> Any:
     return call
 
 
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_metadata_in_both_directions(front: Front, stub: Any, method: str) -> None:
     front.answer("Hi", path="fallback;reason=größer")
     call = consume(stub, method, metadata=(("x-request-id", "mine-1"), ("x-request-id", "second")))
-    initial_metadata = dict(call.initial_metadata())
-    assert (
-        initial_metadata["x-request-id"] == "mine-1" and initial_metadata["x-tandem-path"] == "fallback;reason=gr????er"
-    )
+    metadata = dict(call.initial_metadata())
+    assert metadata["x-request-id"] == "mine-1" and metadata["x-tandem-path"] == "fallback;reason=gr????er"
     assert front.dispatch.callers[-1].request_id == "mine-1"
 
 
@@ -114,17 +102,15 @@ def test_a_deadline_reaches_the_dispatch(front: Front, stub: Any) -> None:
 @pytest.mark.parametrize(("method", "begun"), [("Chat", False), ("StreamChat", False), ("StreamChat", True)])
 def test_past_its_deadline_a_request_is_cancelled_once(front: Front, stub: Any, method: str, *, begun: bool) -> None:
     stream = front.stream(*(["Par"] if begun else []), asyncio.Event())
-    with pytest.raises(grpc.RpcError) as error:
-        consume(stub, method, timeout=0.3)
-    assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    error = grpc_refusal(consume, stub, method, timeout=0.3)
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert stream.closed.wait(PATIENCE_S) and stream.num_closes == 1
 
 
 def test_a_deadline_in_the_queue_takes_the_request_out_of_it(front: Front, stub: Any) -> None:
     front.dispatch.hold_open = True
-    with pytest.raises(grpc.RpcError) as error:
-        consume(stub, "Chat", timeout=0.3)
-    assert error.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    error = grpc_refusal(consume, stub, "Chat", timeout=0.3)
+    assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     assert front.dispatch.open_cancelled.wait(PATIENCE_S)
 
 
@@ -154,21 +140,11 @@ def test_a_client_that_does_not_read_holds_up_its_stream_alone(front: Front, stu
     """
     stream = Endless()
     front.dispatch.script = lambda request: stream
-    narrow = [*CHANNEL_OPTIONS, ("grpc.http2.lookahead_bytes", 1 << 16), ("grpc.http2.bdp_probe", 0)]
-    with grpc.insecure_channel(f"127.0.0.1:{front.grpc_port}", options=narrow) as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{front.grpc_port}", options=NARROW) as channel:
         slow: Any = InferenceStub(channel)  # type: ignore[arg-type]
-        # With the alternatives of each, few tokens fill what lies between the two.
-        much = pb.ChatRequest(model="tiny", messages=HELLO.messages, logprobs=True, top_logprobs=20)
-        call = slow.StreamChat(much)
+        call = slow.StreamChat(MUCH)
         assert next(call).id
-        seen = [-1]
-
-        def rests() -> bool:
-            seen.append(stream.num_given)
-            time.sleep(0.2)
-            return stream.num_given == seen[-1]
-
-        until(rests)
+        stream.wait_until_blocked()
         front.answer("Hi")
         consume(stub, "StreamChat")
         call.cancel()
@@ -195,11 +171,10 @@ def test_many_connections_at_once(front: Front) -> None:
 @pytest.mark.parametrize("kind", list(ErrorKind), ids=lambda kind: kind.value)
 def test_every_error_has_its_code_and_details(front: Front, stub: Any, kind: ErrorKind) -> None:
     front.stream(TandemError(kind, "größer", param="n", retry_after_s=1.25, reason="queue_full"))
-    with pytest.raises(grpc.RpcError) as error:
-        consume(stub, "Chat")
-    trailers = dict(error.value.trailing_metadata())
-    assert error.value.code().name == kind.grpc
-    assert error.value.details() == "größer"
+    error = grpc_refusal(consume, stub, "Chat")
+    trailers = dict(error.trailing_metadata())
+    assert error.code().name == kind.grpc
+    assert error.details() == "größer"
     detail = pb.ErrorDetail.FromString(trailers["tandem-error-bin"])
     assert (detail.kind, detail.param, detail.retry_after_s) == (kind.value, "n", 1.25)
     assert (detail.reason, detail.type) == ("queue_full", kind.openai_type)
@@ -209,9 +184,7 @@ def test_every_error_has_its_code_and_details(front: Front, stub: Any, kind: Err
 def test_details_are_there_for_standard_clients_too(front: Front, stub: Any) -> None:
     status_pb2 = pytest.importorskip("google.rpc.status_pb2")
     front.stream(TandemError(ErrorKind.OVERLOADED, "full"))
-    with pytest.raises(grpc.RpcError) as error:
-        consume(stub, "Chat")
-    trailers = dict(error.value.trailing_metadata())
+    trailers = dict(grpc_refusal(consume, stub, "Chat").trailing_metadata())
     status = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
     assert (status.code, status.message) == (grpc.StatusCode.UNAVAILABLE.value[0], "full")
     detail = pb.ErrorDetail()
@@ -222,22 +195,18 @@ def test_details_are_there_for_standard_clients_too(front: Front, stub: Any) -> 
 
 def test_a_permanent_error_has_no_retry_delay(front: Front, stub: Any) -> None:
     front.stream(TandemError(ErrorKind.INVALID_REQUEST, "never"))
-    with pytest.raises(grpc.RpcError) as error:
-        consume(stub, "Chat")
-    assert (
-        not {"retry-after", "grpc-retry-pushback-ms", "x-tandem-reject-reason"}
-        & dict(error.value.trailing_metadata()).keys()
-    )
+    trailers = dict(grpc_refusal(consume, stub, "Chat").trailing_metadata())
+    assert not {"retry-after", "grpc-retry-pushback-ms", "x-tandem-reject-reason"} & trailers.keys()
 
 
 def test_a_bug_is_an_internal_error_without_its_secrets(
     front: Front, stub: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     front.stream(RuntimeError("secret"))
-    with caplog.at_level(logging.ERROR), pytest.raises(grpc.RpcError) as error:
-        consume(stub, "Chat", metadata=(("x-request-id", "mine-2"),))
-    assert error.value.code() is grpc.StatusCode.INTERNAL
-    details = str(error.value.details())
+    with caplog.at_level(logging.ERROR):
+        error = grpc_refusal(consume, stub, "Chat", metadata=(("x-request-id", "mine-2"),))
+    assert error.code() is grpc.StatusCode.INTERNAL
+    details = str(error.details())
     assert "mine-2" in details and "secret" not in details
     assert "mine-2" in caplog.text and "secret" in caplog.text
 
@@ -245,25 +214,22 @@ def test_a_bug_is_an_internal_error_without_its_secrets(
 @pytest.mark.parametrize("letter", ["x", "ü", "漢", "🦀"])
 def test_an_error_that_quotes_much_still_fits_its_metadata(front: Front, stub: Any, letter: str) -> None:
     """Between 8 and 16 KiB a client refuses metadata at random, so the size itself is checked."""
-    with pytest.raises(grpc.RpcError) as error:
-        stub.Chat(pb.ChatRequest(model=letter * 50_000, messages=HELLO.messages))
-    assert error.value.code() is grpc.StatusCode.NOT_FOUND
-    assert error.value.details().startswith(f"the model '{letter * 3}")
-    message = len(quote(error.value.details()))
-    assert message + sum(32 + len(name) + len(value) * 4 / 3 for name, value in error.value.trailing_metadata()) < 8192
+    error = grpc_refusal(stub.Chat, pb.ChatRequest(model=letter * 50_000, messages=HELLO.messages))
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    assert error.details().startswith(f"the model '{letter * 3}")
+    message = len(quote(error.details()))
+    assert message + sum(32 + len(name) + len(value) * 4 / 3 for name, value in error.trailing_metadata()) < 8192
 
 
 def test_a_message_over_the_limit_never_reaches_the_dispatch(front: Front, stub: Any) -> None:
-    with pytest.raises(grpc.RpcError) as error:
-        stub.Complete(pb.CompleteRequest(model="tiny", prompt=[pb.Prompt(text="x" * (1 << 20))]))
-    assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    error = grpc_refusal(stub.Complete, pb.CompleteRequest(model="tiny", prompt=[pb.Prompt(text="x" * (1 << 20))]))
+    assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert front.dispatch.requests == []
 
 
 def test_metadata_over_the_limit_is_refused_and_others_go_on(front: Front, stub: Any) -> None:
     front.answer("Hi")
-    with pytest.raises(grpc.RpcError):
-        consume(stub, "Chat", metadata=(("x-bomb", "x" * (1 << 20)),))
+    grpc_refusal(consume, stub, "Chat", metadata=(("x-bomb", "x" * (1 << 20)),))
     consume(stub, "Chat")
     assert len(front.dispatch.requests) == 1
 
@@ -274,8 +240,8 @@ def test_bytes_that_are_no_message_are_refused_and_others_go_on(
     front.answer("Hi")
     call = channel.unary_unary("/tandem.v1.Inference/Chat", request_serializer=None, response_deserializer=None)
     for garbage in (b"\xff" * 7, b"\x12\x7f", b"\x0a\x02\xff\xfe"):
-        with caplog.at_level(logging.CRITICAL), pytest.raises(grpc.RpcError):
-            call(garbage, timeout=PATIENCE_S)
+        with caplog.at_level(logging.CRITICAL):
+            grpc_refusal(call, garbage, timeout=PATIENCE_S)
     consume(stub, "Chat")
     assert len(front.dispatch.requests) == 1
 

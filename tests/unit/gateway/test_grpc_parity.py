@@ -17,10 +17,11 @@ from tandem.core.events import FinishReason
 from tandem.core.request_stages import Stage
 from tandem.gateway.context.rate_limits import rate_limit_headers
 from tandem.wire.gen import inference_pb2 as pb
-from tests.unit.gateway.conftest import Front, ScriptedStream
+from tests.unit.gateway.conftest import Front, ScriptedStream, grpc_refusal
 from tests.unit.gateway.parity import (
     HELLO,
     comparable,
+    send_alike,
     send_grpc,
     send_http,
     send_over_both_protocols,
@@ -187,10 +188,8 @@ def test_all_four_calls_get_the_same_answer(
     front: Front, http: httpx.Client, stub: Any, kind: str, given: dict[str, Any], script: Script
 ) -> None:
     script(front)
-    body = whole_body(kind, given)
-    first, *others = send_over_both_protocols(http, stub, kind, body)
-    assert first.error == () and first.choices[0].finish_reason and first.usage
-    assert [other.plain() for other in others] == [first.plain()] * 3
+    outcome = send_alike(http, stub, kind, given)
+    assert outcome.error == () and outcome.choices[0].finish_reason and outcome.usage
     requests = [comparable(request, "seed" in given) for request in front.dispatch.requests]
     assert requests and requests == requests[: len(requests) // 4] * 4
 
@@ -214,9 +213,8 @@ def test_a_prompt_is_scored_alike(
 def test_all_four_calls_get_the_same_refusal(
     front: Front, http: httpx.Client, stub: Any, kind: str, given: dict[str, Any], expected: ErrorKind
 ) -> None:
-    first, *others = send_over_both_protocols(http, stub, kind, whole_body(kind, given))
-    assert first.error[0] == expected.value and first.error[1]
-    assert [other.plain() for other in others] == [first.plain()] * 3
+    outcome = send_alike(http, stub, kind, given)
+    assert outcome.error[0] == expected.value and outcome.error[1]
     assert front.dispatch.requests == []
 
 
@@ -245,10 +243,9 @@ def test_timing_is_reported_alike(front: Front, http: httpx.Client, stub: Any, k
         ("0", {}, set()),
     ):
         front.instant(UNICODE)
-        outcomes = send_over_both_protocols(http, stub, kind, whole_body(kind, given), **{"x-tandem-timing": timing})
-        assert not any(outcome.error for outcome in outcomes)
-        assert [outcome.plain() for outcome in outcomes[1:]] == [outcomes[0].plain()] * 3
-        assert outcomes[0].timed == timed or (timed is None and {*stages, "total_ms"} <= outcomes[0].timed)
+        outcome = send_alike(http, stub, kind, given, **{"x-tandem-timing": timing})
+        assert not outcome.error
+        assert outcome.timed == timed or (timed is None and {*stages, "total_ms"} <= outcome.timed)
     refused = send_over_both_protocols(http, stub, kind, whole_body(kind, {}), **{"x-tandem-timing": "2"})
     assert {outcome.error[2] for outcome in refused} == {"x-tandem-timing"}
     front.stream("Par", TandemError(ErrorKind.KV_LOST, "gone"))
@@ -259,9 +256,8 @@ def test_timing_is_reported_alike(front: Front, http: httpx.Client, stub: Any, k
 def test_a_missing_worker_is_reported_alike(front: Front, http: httpx.Client, stub: Any) -> None:
     front.dispatch.served = []
     front.dispatch.missing = "no live worker"
-    first, *others = send_over_both_protocols(http, stub, "completion", whole_body("completion", {}))
-    assert first.error[0] == "no_worker" and first.retry_after == "1"
-    assert [other.plain() for other in others] == [first.plain()] * 3
+    outcome = send_alike(http, stub, "completion", {})
+    assert outcome.error[0] == "no_worker" and outcome.retry_after == "1"
 
 
 def test_models_are_listed_alike(front: Front, http: httpx.Client, stub: Any) -> None:
@@ -294,15 +290,12 @@ def test_tokens_are_counted_alike(front: Front, http: httpx.Client, stub: Any, b
         reply = stub.Tokenize(request)
         assert (reply.count, list(reply.tokens), reply.max_model_len) == (body["count"], body["tokens"], 512)
         assert list(reply.token_strs) == (body["token_strs"] or [])
-        assert (
-            stub.Detokenize(pb.DetokenizeRequest(model="tiny", tokens=body["tokens"])).prompt
-            == (http.post("/detokenize", json={"model": "tiny", "tokens": body["tokens"]}).json()["prompt"])
-        )
+        text = http.post("/detokenize", json={"model": "tiny", "tokens": body["tokens"]}).json()["prompt"]
+        assert stub.Detokenize(pb.DetokenizeRequest(model="tiny", tokens=body["tokens"])).prompt == text
     else:
-        with pytest.raises(grpc.RpcError) as error:
-            stub.Tokenize(request)
-        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert error.value.details() == answer.json()["error"]["message"]
+        error = grpc_refusal(stub.Tokenize, request)
+        assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert error.details() == answer.json()["error"]["message"]
 
 
 def test_a_lane_is_named_alike(front: Front, http: httpx.Client, stub: Any) -> None:
@@ -343,10 +336,8 @@ def test_prompts_that_can_never_all_be_admitted_are_refused_before_the_first(
 ) -> None:
     never = TandemError(ErrorKind.INVALID_REQUEST, "too many", param="prompt", reason="requests_per_minute")
     front.dispatch.never = never
-    given = whole_body("completion", {"prompt": ["a", "b"]})
-    first, *others = send_over_both_protocols(http, stub, "completion", given)
-    assert first.error == ("invalid_request", "too many", "prompt", "invalid_request_error")
-    assert [other.plain() for other in others] == [first.plain()] * 3
+    outcome = send_alike(http, stub, "completion", {"prompt": ["a", "b"]})
+    assert outcome.error == ("invalid_request", "too many", "prompt", "invalid_request_error")
     assert front.dispatch.requests == []
 
 
@@ -358,9 +349,8 @@ def test_a_quota_refusal_reports_the_remaining_quota_alike(front: Front, http: h
 
     front.dispatch.script = refuse
     answer = http.post("/v1/completions", json=whole_body("completion", {}))
-    with pytest.raises(grpc.RpcError) as error:
-        stub.Complete(spell(whole_body("completion", {}), pb.CompleteRequest()))
+    error = grpc_refusal(stub.Complete, spell(whole_body("completion", {}), pb.CompleteRequest()))
     assert (answer.status_code, answer.headers["x-tandem-reject-reason"]) == (429, "requests_per_minute")
-    sent = {name: value for name, value in error.value.trailing_metadata() if name.startswith("x-ratelimit")}
+    sent = {name: value for name, value in error.trailing_metadata() if name.startswith("x-ratelimit")}
     assert sent == {name: value for name, value in answer.headers.items() if name.startswith("x-ratelimit")}
     assert sent["x-ratelimit-reset-requests"] == "1m0s" and len(sent) == 6

@@ -5,7 +5,7 @@ answers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import httpx
@@ -24,8 +24,16 @@ from tandem.gateway.text.text_model import TextModel
 from tandem.wire.channels import CHANNEL_OPTIONS
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
-from tests.unit.gateway.conftest import Front, ScriptedDispatch
-from tests.unit.gateway.parity import HELLO, Outcome, comparable, send_grpc, send_over_both_protocols, whole_body
+from tests.unit.gateway.conftest import Front, ScriptedDispatch, grpc_refusal
+from tests.unit.gateway.parity import (
+    HELLO,
+    Outcome,
+    comparable,
+    send_alike,
+    send_grpc,
+    send_over_both_protocols,
+    whole_body,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -113,11 +121,20 @@ REFUSED: dict[str, tuple[str, dict[str, Any], ErrorKind]] = {
 }
 
 
+class Locked(NamedTuple):
+    """Hold a front end that requires keys, with a client of each protocol."""
+
+    front: Front
+    http: httpx.Client
+    stub: Any
+
+    def send_alike(self, kind: str, given: dict[str, Any], **metadata: str) -> Outcome:
+        return send_alike(self.http, self.stub, kind, given, **metadata)
+
+
 @pytest.fixture(scope="module")
-def locked_front(
-    make_text: Callable[..., TextModel], tokenizer: Tokenizer
-) -> Iterator[tuple[Front, httpx.Client, Any]]:
-    """Run a front end that requires keys and parses Hermes tool calls and reasoning, with a client of each protocol."""
+def running(make_text: Callable[..., TextModel], tokenizer: Tokenizer) -> Iterator[Locked]:
+    """Run a front end that parses Hermes tool calls and reasoning."""
     text = make_text()
     served = [ServedModel(name=name, max_model_len=2048, text=text, created=1) for name in ("tiny", "org/tiny")]
     digests = {key_digest(KEY): TENANT, key_digest(PROXY_KEY): PROXY}
@@ -130,14 +147,19 @@ def locked_front(
         httpx.Client(base_url=front.url, timeout=20, trust_env=False, verify=False) as http,
         grpc.insecure_channel(f"127.0.0.1:{front.grpc_port}", options=CHANNEL_OPTIONS) as channel,
     ):
-        yield front, http, InferenceStub(channel)  # type: ignore[arg-type]
+        yield Locked(front, http, InferenceStub(channel))  # type: ignore[arg-type]
 
 
-def send(
-    locked_front: tuple[Front, httpx.Client, Any], kind: str, given: dict[str, Any], **metadata: str
-) -> list[Outcome]:
-    _, http, stub = locked_front
-    return send_over_both_protocols(http, stub, kind, whole_body(kind, given), **metadata)
+@pytest.fixture
+def locked(running: Locked) -> Locked:
+    running.front.dispatch.reset()
+    return running
+
+
+def send(locked: Locked, kind: str, given: dict[str, Any]) -> list[Outcome]:
+    """Send a request of the tenant in all four ways."""
+    body = whole_body(kind, given)
+    return send_over_both_protocols(locked.http, locked.stub, kind, body, authorization=f"Bearer {KEY}")
 
 
 def normalized(outcome: Outcome) -> dict[str, Any]:
@@ -150,26 +172,21 @@ def normalized(outcome: Outcome) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("kind", "given", "saying"), ANSWERED.values(), ids=ANSWERED)
-def test_all_four_calls_get_the_same_answer(
-    locked_front: tuple[Front, httpx.Client, Any], kind: str, given: dict[str, Any], saying: str
-) -> None:
-    front = locked_front[0]
-    front.dispatch.reset()
-    front.answer(saying)
-    first, *others = map(normalized, send(locked_front, kind, given, authorization=f"Bearer {KEY}"))
+def test_all_four_calls_get_the_same_answer(locked: Locked, kind: str, given: dict[str, Any], saying: str) -> None:
+    locked.front.answer(saying)
+    first, *others = map(normalized, send(locked, kind, given))
     assert first["error"] == () and first["choices"][0]["finish_reason"]
     assert others == [first] * 3
-    requests = [comparable(request, seeded=False) for request in front.dispatch.requests]
+    dispatch = locked.front.dispatch
+    requests = [comparable(request, seeded=False) for request in dispatch.requests]
     assert len(requests) == 4 and requests == requests[:1] * 4
-    assert {caller.tenant for caller in front.dispatch.callers} == {TENANT}
+    assert {caller.tenant for caller in dispatch.callers} == {TENANT}
 
 
-def test_a_tool_call_arrives_with_its_arguments(locked_front: tuple[Front, httpx.Client, Any]) -> None:
+def test_a_tool_call_arrives_with_its_arguments(locked: Locked) -> None:
     """The comparisons above would also hold if every reply were empty."""
-    front = locked_front[0]
-    front.dispatch.reset()
-    front.answer(f"<think>Hm</think>{TWO_CALLS}")
-    streamed = send(locked_front, "chat", TOOLS, authorization=f"Bearer {KEY}")[3].choices[0]
+    locked.front.answer(f"<think>Hm</think>{TWO_CALLS}")
+    streamed = send(locked, "chat", TOOLS)[3].choices[0]
     assert streamed.reasoning == "Hm" and streamed.finish_reason == "tool_calls"
     assert [call[1:] for call in streamed.tool_calls.values()] == [
         ["function", "weather", '{"z": 1, "a": "Köln"}'],
@@ -179,13 +196,10 @@ def test_a_tool_call_arrives_with_its_arguments(locked_front: tuple[Front, httpx
 
 @pytest.mark.parametrize(("kind", "given", "expected"), REFUSED.values(), ids=REFUSED)
 def test_all_four_calls_get_the_same_refusal(
-    locked_front: tuple[Front, httpx.Client, Any], kind: str, given: dict[str, Any], expected: ErrorKind
+    locked: Locked, kind: str, given: dict[str, Any], expected: ErrorKind
 ) -> None:
-    locked_front[0].dispatch.reset()
-    first, *others = send(locked_front, kind, given, authorization=f"Bearer {KEY}")
-    assert first.error[0] == expected.value
-    assert [other.plain() for other in others] == [first.plain()] * 3
-    assert locked_front[0].dispatch.requests == []
+    assert locked.send_alike(kind, given, authorization=f"Bearer {KEY}").error[0] == expected.value
+    assert locked.front.dispatch.requests == []
 
 
 @pytest.mark.parametrize(
@@ -199,32 +213,26 @@ def test_all_four_calls_get_the_same_refusal(
     ],
     ids=str,
 )
-def test_strangers_are_refused_alike(locked_front: tuple[Front, httpx.Client, Any], shown: dict[str, str]) -> None:
+def test_strangers_are_refused_alike(locked: Locked, shown: dict[str, str]) -> None:
     """The refusal comes before any part of the request is read."""
-    locked_front[0].dispatch.reset()
-    first, *others = send(locked_front, "chat", {"temperature": 99}, **shown)
-    assert first.error[0] == "unauthenticated" and first.error[3] == "authentication_error"
-    assert [other.plain() for other in others] == [first.plain()] * 3
-    stub = locked_front[2]
+    outcome = locked.send_alike("chat", {"temperature": 99}, **shown)
+    assert outcome.error[0] == "unauthenticated" and outcome.error[3] == "authentication_error"
     for method, request in (
-        (stub.ListModels, pb.ListModelsRequest()),
-        (stub.Tokenize, pb.TokenizeRequest(prompt="x")),
-        (stub.Detokenize, pb.DetokenizeRequest(tokens=[5])),
+        (locked.stub.ListModels, pb.ListModelsRequest()),
+        (locked.stub.Tokenize, pb.TokenizeRequest(prompt="x")),
+        (locked.stub.Detokenize, pb.DetokenizeRequest(tokens=[5])),
     ):
-        with pytest.raises(grpc.RpcError) as error:
-            method(request, metadata=tuple(shown.items()))
-        assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        error = grpc_refusal(method, request, metadata=tuple(shown.items()))
+        assert error.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_a_key_may_be_sent_as_x_api_key(locked_front: tuple[Front, httpx.Client, Any]) -> None:
-    locked_front[0].dispatch.reset()
-    locked_front[0].answer("Hi")
-    outcomes = send(locked_front, "completion", {}, **{"x-api-key": KEY})
-    assert [outcome.error for outcome in outcomes] == [()] * 4
+def test_a_key_may_be_sent_as_x_api_key(locked: Locked) -> None:
+    locked.front.answer("Hi")
+    assert locked.send_alike("completion", {}, **{"x-api-key": KEY}).error == ()
 
 
-def test_only_models_that_a_tenant_may_use_are_listed(locked_front: tuple[Front, httpx.Client, Any]) -> None:
-    listed = locked_front[2].ListModels(pb.ListModelsRequest(), metadata=(("authorization", f"Bearer {KEY}"),)).data
+def test_only_models_that_a_tenant_may_use_are_listed(locked: Locked) -> None:
+    listed = locked.stub.ListModels(pb.ListModelsRequest(), metadata=(("authorization", f"Bearer {KEY}"),)).data
     assert [model.id for model in listed] == ["tiny"]
 
 
@@ -241,28 +249,22 @@ def test_only_models_that_a_tenant_may_use_are_listed(locked_front: tuple[Front,
     ids=str,
 )
 def test_only_a_proxy_may_name_the_tenant_of_its_requests(
-    locked_front: tuple[Front, httpx.Client, Any], key: str, given: dict[str, str], expected: Tenant
+    locked: Locked, key: str, given: dict[str, str], expected: Tenant
 ) -> None:
-    front = locked_front[0]
-    front.dispatch.reset()
-    front.instant()
-    outcomes = send(locked_front, "completion", {}, authorization=f"Bearer {key}", **given)
-    assert [outcome.error for outcome in outcomes] == [()] * 4
-    assert [caller.tenant for caller in front.dispatch.callers] == [expected] * 4
-    assert {request.tenant for request in front.dispatch.requests} == {expected.id}
-    assert {request.lane for request in front.dispatch.requests} == {expected.lane}
+    locked.front.instant()
+    assert locked.send_alike("completion", {}, authorization=f"Bearer {key}", **given).error == ()
+    dispatch = locked.front.dispatch
+    assert [caller.tenant for caller in dispatch.callers] == [expected] * 4
+    assert {request.tenant for request in dispatch.requests} == {expected.id}
+    assert {request.lane for request in dispatch.requests} == {expected.lane}
 
 
 @pytest.mark.parametrize("header", ["x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"])
 @pytest.mark.parametrize("name", ["nobody", "", "open"])
-def test_a_proxy_that_names_nobody_is_refused_alike(
-    locked_front: tuple[Front, httpx.Client, Any], header: str, name: str
-) -> None:
-    locked_front[0].dispatch.reset()
-    first, *others = send(locked_front, "chat", {}, authorization=f"Bearer {PROXY_KEY}", **{header: name})
-    assert first.error[0] == "invalid_request" and header in first.error
-    assert [other.plain() for other in others] == [first.plain()] * 3
-    assert locked_front[0].dispatch.requests == []
+def test_a_proxy_that_names_nobody_is_refused_alike(locked: Locked, header: str, name: str) -> None:
+    outcome = locked.send_alike("chat", {}, authorization=f"Bearer {PROXY_KEY}", **{header: name})
+    assert outcome.error[0] == "invalid_request" and header in outcome.error
+    assert locked.front.dispatch.requests == []
 
 
 @pytest.mark.parametrize(
@@ -275,16 +277,12 @@ def test_a_proxy_that_names_nobody_is_refused_alike(
     ],
     ids=str,
 )
-def test_a_request_of_a_proxy_for_two_tenants_is_refused_alike(
-    locked_front: tuple[Front, httpx.Client, Any], names: tuple[str, str]
-) -> None:
-    front, client, stub = locked_front
-    front.dispatch.reset()
-    front.instant()
+def test_a_request_of_a_proxy_for_two_tenants_is_refused_alike(locked: Locked, names: tuple[str, str]) -> None:
+    locked.front.instant()
     sent = [("authorization", f"Bearer {PROXY_KEY}"), *zip(names, ("bob", "ada"), strict=True)]
-    over_http = client.post("/v1/completions", json={"model": "tiny", "prompt": "x"}, headers=sent)
+    over_http = locked.http.post("/v1/completions", json={"model": "tiny", "prompt": "x"}, headers=sent)
     error = over_http.json()["error"]
     assert over_http.status_code == 400 and error["code"] == "invalid_request" and error["param"] == names[0]
-    over_grpc = send_grpc(stub, "completion", {"model": "tiny", "prompt": "x"}, False, sent)
+    over_grpc = send_grpc(locked.stub, "completion", {"model": "tiny", "prompt": "x"}, False, sent)
     assert over_grpc.error == (error["code"], error["message"], error["param"], error["type"])
-    assert front.dispatch.requests == []
+    assert locked.front.dispatch.requests == []

@@ -27,10 +27,10 @@ from tandem.gateway.grpc.server import GrpcServer
 from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
 from tandem.gateway.tenants.tenants_file import parse_tenants
 from tandem.gateway.text.text_model import TextModel
-from tandem.wire.channels import CHANNEL_OPTIONS, open_channel
+from tandem.wire.channels import open_channel
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
-from tests.unit.gateway.conftest import Endless, Front, ScriptedDispatch
+from tests.unit.gateway.conftest import HELLO, MUCH, NARROW, Endless, Front, ScriptedDispatch, grpc_refusal
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,6 @@ KEY = "tdm_one"
 ONE_KEY = ApiKeyAuthenticator(
     parse_tenants(f"tenants: {{one: {{keys: [{{hash: '{hash_text(key_digest(KEY))}'}}]}}}}", "f"), lambda: 0
 )
-HELLO = pb.ChatRequest(model="tiny", messages=[pb.ChatMessage(role="user", content="Hello")])
 
 
 @asynccontextmanager
@@ -78,9 +77,8 @@ def test_health_follows_readiness(front: Front, channel: grpc.Channel, service: 
 
 
 def test_the_health_of_an_unknown_service_is_not_found(front: Front, channel: grpc.Channel) -> None:
-    with pytest.raises(grpc.RpcError) as error:
-        check(channel, "tandem.v1.Nothing")
-    assert error.value.code() is grpc.StatusCode.NOT_FOUND
+    error = grpc_refusal(check, channel, "tandem.v1.Nothing")
+    assert error.code() is grpc.StatusCode.NOT_FOUND
 
 
 def test_a_health_watch_reports_changes(front: Front, channel: grpc.Channel) -> None:
@@ -222,11 +220,8 @@ async def test_a_client_that_takes_nothing_is_cut_off_and_its_request_cancelled(
     async with serving(make_text, stalled_client_s=0.3) as (server, dispatch, _):
         stream = Endless()
         dispatch.script = lambda request: stream
-        narrow = [*CHANNEL_OPTIONS, ("grpc.http2.lookahead_bytes", 1 << 16), ("grpc.http2.bdp_probe", 0)]
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=narrow) as channel:
-            # With the alternatives of each, few tokens fill what lies between the two.
-            much = pb.ChatRequest(model="tiny", messages=HELLO.messages, logprobs=True, top_logprobs=20)
-            call = InferenceStub(channel).StreamChat(much)
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=NARROW) as channel:
+            call = InferenceStub(channel).StreamChat(MUCH)
             assert (await call.read()).id
             assert await asyncio.to_thread(stream.closed.wait, 20) and stream.num_closes == 1
             # What was sent before is still there to be read, and then how it ended.

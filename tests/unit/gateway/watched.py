@@ -1,4 +1,4 @@
-"""Run completions over a rig and collect their records, spans and metrics."""
+"""Run completions and collect their records, spans and metrics."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from opentelemetry.sdk.trace import ReadableSpan
 
+from tandem.core.clock import Clock
 from tandem.core.request import Job
 from tandem.gateway.context.interfaces import RequestDispatcher
 from tandem.gateway.context.request_context import RequestContext
@@ -43,12 +44,12 @@ class Records:
 class Watched:
     """Own the telemetry of completions that are traced from the client on."""
 
-    def __init__(self, rig: Rig, dispatch: RequestDispatcher, encoders: ThreadPoolExecutor) -> None:
-        self.rig = rig
+    def __init__(self, clock: Clock, dispatch: RequestDispatcher, encoders: ThreadPoolExecutor) -> None:
+        self.clock = clock
         self.metrics = Metrics()
         self.records = Records()
         self._traced = Traced()
-        self.recorder = RequestRecorder(rig.clock, RequestMetrics(self.metrics), self._traced.tracer, [self.records])
+        self.recorder = RequestRecorder(clock, RequestMetrics(self.metrics), self._traced.tracer, [self.records])
         self.answers = CompletionService(dispatch, encoders, self.recorder, OutputSpecFactory())
 
     def complete(self, **body: Any) -> asyncio.Task[None]:
@@ -57,7 +58,7 @@ class Watched:
 
     async def _read(self, body: dict[str, Any]) -> None:
         given = msgspec.convert({"model": "tiny", "prompt": "a", "max_tokens": 3, **body}, CompletionBody)
-        caller = RequestContext(request_id="mine", received_at=self.rig.clock.now(), traceparent=TRACEPARENT)
+        caller = RequestContext(request_id="mine", received_at=self.clock.now(), traceparent=TRACEPARENT)
         async with await self.answers.complete(given, caller) as answer:
             async for _ in answer.parts():
                 pass
@@ -82,7 +83,7 @@ class Watched:
 @contextmanager
 def watched(rig: Rig) -> Iterator[Watched]:
     with ThreadPoolExecutor(1) as encoders:
-        yield Watched(rig, rig.dispatch, encoders)
+        yield Watched(rig.clock, rig.dispatch, encoders)
 
 
 async def job_at(worker: ScriptedWorker, count: int = 1) -> Job:
