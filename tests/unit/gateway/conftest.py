@@ -40,7 +40,7 @@ from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tandem.wire.tls import TlsFiles
 from tests.tokenizer import TEMPLATE, train_tokenizer
 from tests.unit.gateway.instant import instant_events
-from tests.unit.gateway.rig import Rig, rigs
+from tests.unit.gateway.rig import Rig, StartRig, rigs
 
 _ALTERNATIVES = tuple((token, -0.5 - token) for token in range(42, 62))
 HEARTBEAT_S = 0.05
@@ -328,3 +328,13 @@ async def rig(make_rig: Callable[..., Rig]) -> Rig:
     rig = make_rig()
     await rig.start()
     return rig
+
+
+@pytest.fixture
+def start_rig(make_rig: Callable[..., Rig]) -> StartRig:
+    async def start(**options: Any) -> Rig:
+        rig = make_rig(**options)
+        await rig.start()
+        return rig
+
+    return start

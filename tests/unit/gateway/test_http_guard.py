@@ -28,7 +28,7 @@ from tandem.gateway.http.host_header import AllowedHosts
 from tandem.gateway.http.monitoring_routes import PROBES
 from tandem.gateway.http.protocol_limits import HttpLimits, LimitedHttpProtocol
 from tandem.gateway.http.server import HttpServer
-from tests.unit.gateway.rig import Rig
+from tests.unit.gateway.rig import Rig, StartRig
 from tests.unit.gateway.scripted_worker import PATIENCE_S, ScriptedWorker, until
 
 pytestmark = pytest.mark.slow
@@ -139,9 +139,8 @@ def events(job: Job) -> Sequence[JobEvent]:
     return [*(token(job.key, index) for index in range(count)), Finished(job.key, FinishReason.LENGTH, count, 0)]
 
 
-async def open_gateway(make_rig: Callable[..., Rig], limits: HttpLimits) -> GuardedGateway:
-    rig = make_rig(max_body=Bytes(MAX_BODY), disaggregation="off")
-    await rig.start()
+async def open_gateway(start_rig: StartRig, limits: HttpLimits) -> GuardedGateway:
+    rig = await start_rig(max_body=Bytes(MAX_BODY), disaggregation="off")
     worker = await rig.add("m", "mixed")
     worker.max_model_len = 20_000
     await until(lambda: rig.dispatch.ready() is None)

@@ -8,7 +8,6 @@ time, which for the stages of a prefill begins when the job is submitted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -21,7 +20,7 @@ from tandem.core.request_stages import JobStages, Stage
 from tandem.gateway.telemetry.request_record import RequestRecord
 from tandem.obs.metrics.metrics import HistogramSnapshot
 from tandem.orchestration.phase_ledger import LedgerPhase
-from tests.unit.gateway.rig import Rig, pulled, token
+from tests.unit.gateway.rig import Rig, StartRig, one_worker, pulled, token
 from tests.unit.gateway.scripted_worker import until
 from tests.unit.gateway.watched import CLIENT_TRACE, Watched, job_at, phase_of, watched
 
@@ -61,8 +60,7 @@ def the_trace(seen: Watched, record: RequestRecord) -> dict[str, object]:
 
 
 async def test_one_worker_has_all_stages(rig: Rig) -> None:
-    worker = await rig.add("m", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    worker = await one_worker(rig)
     with watched(rig) as seen:
         answer_task = seen.complete()
         key = (await job_at(worker)).key
@@ -110,8 +108,7 @@ async def test_two_workers_share_the_stages(rig: Rig) -> None:
 
 
 async def test_a_waiting_request_is_in_the_queue_stage(rig: Rig) -> None:
-    worker = await rig.add("m", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    worker = await one_worker(rig)
     worker.hold_submit = asyncio.Event()
     with watched(rig) as seen:
         answer_task = seen.complete()
@@ -155,8 +152,7 @@ async def test_a_retried_attempts_time_counts_for_the_stages_where_it_was_spent(
 
 
 async def test_a_migrating_choice_stays_in_the_decode_stage(rig: Rig) -> None:
-    old = await rig.add("a", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    old = await one_worker(rig, "a")
     with watched(rig) as seen:
         answer_task = seen.complete(max_tokens=4)
         key = (await job_at(old)).key
@@ -181,8 +177,7 @@ async def test_a_migrating_choice_stays_in_the_decode_stage(rig: Rig) -> None:
 
 
 async def test_choices_decode_until_the_last_of_them_does(rig: Rig) -> None:
-    worker = await rig.add("m", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    worker = await one_worker(rig)
     with watched(rig) as seen:
         answer_task = seen.complete(n=2)
         one = (await job_at(worker)).key
@@ -200,8 +195,7 @@ async def test_choices_decode_until_the_last_of_them_does(rig: Rig) -> None:
 
 
 async def test_the_stages_of_several_prompts_are_those_of_the_last(rig: Rig) -> None:
-    worker = await rig.add("m", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    worker = await one_worker(rig)
     with watched(rig) as seen:
         answer_task = seen.complete(prompt=["a", "b"], max_tokens=1)
         first, second = (await job_at(worker)).key, (await job_at(worker, 2)).key
@@ -229,15 +223,14 @@ async def test_the_stages_of_several_prompts_are_those_of_the_last(rig: Rig) -> 
     ids=["no model", "invalid", "too long", "no room", "broken"],
 )
 async def test_a_refused_request_leaves_one_record_and_one_span(
-    make_rig: Callable[..., Rig],
+    start_rig: StartRig,
     config: dict[str, object],
     body: dict[str, object],
     outcome: str,
     reason: str,
     stages: set[Stage],
 ) -> None:
-    rig = make_rig(**config)
-    await rig.start()
+    rig = await start_rig(**config)
     worker = await rig.add("m", "mixed")
     worker.on_submit = lambda job: (ErrorKind.INTERNAL, "broken")
     await until(lambda: rig.dispatch.ready() is None)
@@ -259,8 +252,7 @@ async def test_a_failing_observer_does_not_affect_the_others(rig: Rig, caplog: p
         def answered(self, record: RequestRecord) -> None:
             raise RuntimeError("it does")
 
-    worker = await rig.add("m", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    worker = await one_worker(rig)
     events: list[JobEvent] = []
     with watched(rig) as seen:
         seen.recorder._observers = (Broken(), *seen.recorder._observers)
@@ -275,8 +267,7 @@ async def test_a_failing_observer_does_not_affect_the_others(rig: Rig, caplog: p
 
 async def test_all_gaps_of_long_answers_are_counted_each_choice_s_own(rig: Rig) -> None:
     """The first choice has the stream alone, then runs beside another one, then behind it."""
-    worker = await rig.add("m", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    worker = await one_worker(rig)
     with watched(rig) as seen:
         answer_task = seen.complete(n=2, max_tokens=500)
         first = (await job_at(worker)).key

@@ -32,7 +32,7 @@ from tandem.orchestration.director import OpenRequest, RequestDirector
 from tandem.orchestration.request_state import JobGroupPhase
 from tandem.routing.placement import Placement
 from tests.unit.gateway.conftest import ScriptedDispatch
-from tests.unit.gateway.rig import Rig, pulled, token
+from tests.unit.gateway.rig import Rig, StartRig, busy_pair, collect, pulled, token
 from tests.unit.gateway.scripted_worker import until
 from tests.unit.orchestration.known_workers import BookedWorkers
 
@@ -221,21 +221,17 @@ def quotas() -> ScriptedQuotas:
 
 
 @pytest.fixture
-async def rig(make_rig: Callable[..., Rig], quotas: ScriptedQuotas) -> Rig:
-    rig = make_rig(quotas)
-    await rig.start()
-    return rig
+async def rig(start_rig: StartRig, quotas: ScriptedQuotas) -> Rig:
+    return await start_rig(quotas=quotas)
 
 
 async def test_a_request_is_settled_once_with_what_was_computed(rig: Rig, quotas: ScriptedQuotas) -> None:
-    prefill, decode = await rig.pair()
-    request = await rig.running()
+    prefill, decode, request = await busy_pair(rig)
     assert request.rate_limits["x-ratelimit-limit-requests"] == "7"
     key = request.state.key
     prefill.publish(token(key, 0))
     decode.publish(pulled(key), token(key, 0), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 8))
-    async for _ in request:
-        pass
+    await collect(request)
     request.close()
     assert quotas.requested == [("open", 16, 3)] and quotas.settled == [TokenUsage(16 - 8, 3)]
 
@@ -244,8 +240,7 @@ async def test_a_request_is_settled_once_with_what_was_computed(rig: Rig, quotas
 async def test_a_disconnected_client_pays_for_the_prompt_and_the_delivered_tokens(
     rig: Rig, quotas: ScriptedQuotas, num_cached: int | None
 ) -> None:
-    prefill, _ = await rig.pair()
-    request = await rig.running()
+    prefill, _, request = await busy_pair(rig)
     prefill.publish(replace(token(request.state.key, 0), num_cached_tokens=num_cached))
     await anext(aiter(request))
     request.close()
@@ -254,8 +249,7 @@ async def test_a_disconnected_client_pays_for_the_prompt_and_the_delivered_token
 
 
 async def test_tokens_cached_by_an_earlier_attempt_are_charged(rig: Rig, quotas: ScriptedQuotas) -> None:
-    prefill, decode = await rig.pair()
-    request = await rig.running()
+    prefill, decode, request = await busy_pair(rig)
     key = request.state.key
     prefill.publish(replace(token(key, 0), num_cached_tokens=0))
     await anext(aiter(request))
@@ -277,8 +271,7 @@ async def test_tokens_may_arrive_before_the_submit_reply(rig: Rig, quotas: Scrip
     key = request.state.key
     prefill.publish(token(key, 0), Finished(key, None, 1, 0))
     decode.publish(pulled(key), token(key, 0), token(key, 1), Finished(key, FinishReason.LENGTH, 2, 0))
-    async for _ in request:
-        pass
+    await collect(request)
     prefill.hold_submit.set()
     assert quotas.settled == [TokenUsage(16, 2)]
 
