@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from tandem.admission.quota import Levels, QuotaLimits, Reservation
-from tandem.admission.tenant import Tenant
-from tandem.admission.tenant_quota_state import QuotaReservation
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished, FinishReason, MigrationOffered
 from tandem.core.ids import HandoffId, HandoffKey, RequestId
 from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
 from tandem.gateway.context.request_context import RequestContext
 from tandem.orchestration import request_queue
-from tandem.orchestration.director import RequestDirector
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.routing import circuit_breaker
 from tests.unit.gateway.rig import Rig, StartRig, busy_pair, collect, failure, is_probe, one_worker, pulled, token
@@ -216,37 +211,6 @@ async def test_a_client_may_end_one_choice_while_others_continue(rig: Rig) -> No
     ends = [Finished(keys[1], FinishReason.STOP, 1, 0), Finished(keys[2], FinishReason.STOP, 1, 0)]
     worker.publish(*ends)
     assert [event async for event in stream] == ends
-
-
-class _Quotas:
-    """Admit every request, and count how many reservations are closed."""
-
-    num_closed = 0
-
-    def check_feasible(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
-        pass
-
-    async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> QuotaReservation:
-        def on_close(*_: object) -> None:
-            self.num_closed += 1
-
-        return QuotaReservation(Reservation("one", 1, 0), Levels(), QuotaLimits(), on_close, is_shared=True)
-
-
-async def test_a_failure_after_admission_releases_the_quota(
-    start_rig: StartRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kind of failure does not matter: an entry that is not closed counts against its tenant until it expires."""
-    quotas = _Quotas()
-    rig = await start_rig(quotas=quotas)
-
-    def breaks(*_: object, **__: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(RequestDirector, "submit", breaks)
-    with pytest.raises(ZeroDivisionError):
-        await rig.open()
-    assert quotas.num_closed == 1 and not rig.left_over()
 
 
 async def test_a_request_waits_less_long_for_a_missing_worker_than_for_a_full_one(

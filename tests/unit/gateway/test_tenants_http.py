@@ -324,6 +324,20 @@ async def test_a_quota_that_refuses_leaves_nothing(rig: Rig, quotas: ScriptedQuo
     assert refused.value is quotas.refusal and not rig.left_over()
 
 
+async def test_a_failure_after_admission_releases_the_quota(
+    rig: Rig, quotas: ScriptedQuotas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kind of failure does not matter: an entry that is not closed counts against its tenant until it expires."""
+
+    def breaks(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(RequestDirector, "submit", breaks)
+    with pytest.raises(ZeroDivisionError):
+        await rig.open()
+    assert quotas.settled == [None] and not rig.left_over()
+
+
 async def test_the_feasibility_check_uses_the_requested_sizes(rig: Rig, quotas: ScriptedQuotas) -> None:
     await rig.pair()
     requests = [await rig.open(num_choices=num_choices) for num_choices in (1, 2)]
