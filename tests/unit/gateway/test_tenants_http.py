@@ -19,7 +19,7 @@ from tandem.admission.tenant_quota_state import QuotaReservation, TokenUsage
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished, FinishReason, Token
-from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.ids import HandoffId, JobKey, RequestId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import GenerateJob, Request, SamplingParams
 from tandem.gateway.app import GatewayApp
@@ -362,21 +362,22 @@ async def test_a_drain_during_admission_releases_the_quota(rig: Rig, quotas: Scr
     assert refused.value.kind is ErrorKind.DRAINING and quotas.settled == [None]
 
 
+def caller_of(policy: Any, requested: Any = None, lane: Lane = Lane.INTERACTIVE) -> RequestContext:
+    """Return the context of a request whose tenant has a policy of disaggregation, and which may request another."""
+    tenant = Tenant(id=TenantId("t"), disaggregation=policy, lane=lane)
+    return RequestContext(request_id="r", received_at=0.0, tenant=tenant, disaggregation=requested)
+
+
 async def test_a_request_chooses_where_its_tenant_may(rig: Rig) -> None:
     await rig.pair()
     for policy, requested, num_jobs in ((None, "off", 1), ("off", "off", 1), ("prefer", "strict", 2)):
         before = sum(len(worker.jobs) for worker in rig.workers)
-        tenant = Tenant(id="t", disaggregation=policy)  # type: ignore[arg-type]
-        caller = RequestContext(request_id="r", received_at=0.0, tenant=tenant, disaggregation=requested)  # type: ignore[arg-type]
-        request = await rig.open(caller=caller)
+        request = await rig.open(caller=caller_of(policy, requested))
         await until(lambda request=request: request.state.phase.name == "RUNNING")
         assert sum(len(worker.jobs) for worker in rig.workers) - before == num_jobs
         request.close()
-    caller = RequestContext(
-        request_id="r", received_at=0.0, tenant=Tenant(id="t", disaggregation="off"), disaggregation="auto"
-    )
     with pytest.raises(TandemError, match="the policy of this tenant is off"):
-        await rig.open(caller=caller)
+        await rig.open(caller=caller_of("off", "auto"))
     assert len(rig.dispatch.director.queue) == 0
 
 
@@ -385,8 +386,7 @@ async def test_a_tenants_own_policy_beats_that_of_the_gateway(rig: Rig) -> None:
     jobs: dict[str, list[Any]] = {"off": [], "gateway": []}
     for name, policy in (("off", "off"), ("gateway", None)):
         before = [len(worker.jobs) for worker in rig.workers]
-        tenant = Tenant(id="t", disaggregation=policy, lane=Lane.BATCH)  # type: ignore[arg-type]
-        request = await rig.open(caller=RequestContext(request_id="r", received_at=0.0, tenant=tenant))
+        request = await rig.open(caller=caller_of(policy, lane=Lane.BATCH))
         await until(lambda request=request: request.state.phase.name == "RUNNING")
         jobs[name] = [job for worker, n in zip(rig.workers, before, strict=True) for job in worker.jobs[n:]]
         request.close()
