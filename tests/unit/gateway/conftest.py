@@ -338,3 +338,21 @@ def start_rig(make_rig: Callable[..., Rig]) -> StartRig:
         return rig
 
     return start
+
+
+async def serve_alone(
+    application: Any, limits: HttpLimits, *, graceful_s: float = 1.0, tls: TlsFiles | None = None
+) -> HttpServer:
+    """Serve an application that answers one request at a time and has no state."""
+
+    async def with_lifespan(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await application(scope, receive, send)
+        else:
+            for step in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{step}.complete"})
+
+    server = HttpServer(with_lifespan, "127.0.0.1", 0, graceful_s=graceful_s, limits=limits, tls=tls)
+    await server.start()
+    return server

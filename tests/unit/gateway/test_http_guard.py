@@ -28,6 +28,7 @@ from tandem.gateway.http.host_header import AllowedHosts
 from tandem.gateway.http.monitoring_routes import PROBES
 from tandem.gateway.http.protocol_limits import HttpLimits, LimitedHttpProtocol
 from tandem.gateway.http.server import HttpServer
+from tests.unit.gateway.conftest import serve_alone
 from tests.unit.gateway.rig import Rig, StartRig
 from tests.unit.gateway.scripted_worker import PATIENCE_S, ScriptedWorker, until
 
@@ -196,22 +197,6 @@ async def answer_to_drip(client: Client, data: bytes) -> bytes:
     answer = await client.read()
     dripping.cancel()
     return answer
-
-
-async def serve_alone(application: Any, limits: HttpLimits) -> HttpServer:
-    """Serve an application that answers one request at a time and has no state."""
-
-    async def with_lifespan(scope: dict[str, Any], receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            await application(scope, receive, send)
-        else:
-            for step in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{step}.complete"})
-
-    server = HttpServer(with_lifespan, "127.0.0.1", 0, graceful_s=1.0, limits=limits)
-    await server.start()
-    return server
 
 
 def code(body: bytes) -> str:
