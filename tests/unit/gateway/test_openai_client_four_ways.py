@@ -5,7 +5,6 @@ requests and the client the same objects.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -76,31 +75,27 @@ COMPLETION: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def call_all_variants(front: Front) -> Iterator[Any]:
+def call_all_variants(front: Front, client: openai.OpenAI) -> Any:
     # A template without a place for tools lists them in words, which are many tokens for this tokenizer.
     front.dispatch.served = [replace(front.dispatch.served[0], max_model_len=8192)]
-    address: dict[str, Any] = {"base_url": f"{front.url}/v1", "api_key": "x", "max_retries": 0}
-    http = openai.DefaultHttpxClient(trust_env=False, timeout=20, verify=False)
 
     async def call_async(kind: str, stream: bool, body: dict[str, Any]) -> Any:
         http = openai.DefaultAsyncHttpxClient(trust_env=False, timeout=20, verify=False)
-        async with openai.AsyncOpenAI(http_client=http, **address) as client:
-            answer = await (client.chat.completions if kind == "chat" else client.completions).create(**body)
+        async with openai.AsyncOpenAI(base_url=client.base_url, api_key="x", max_retries=0, http_client=http) as other:
+            answer = await (other.chat.completions if kind == "chat" else other.completions).create(**body)
             return [chunk async for chunk in answer] if stream else answer
 
-    with openai.OpenAI(http_client=http, **address) as client:
+    def call_variants(kind: str, **body: Any) -> list[Any]:
+        replies = []
+        for stream in (False, True):
+            full = {"model": "tiny", "seed": 7, **body}
+            full |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+            answer = (client.chat.completions if kind == "chat" else client.completions).create(**full)
+            replies.append(collected(answer, stream))
+            replies.append(collected(asyncio.run(call_async(kind, stream, full)), stream))
+        return replies
 
-        def call_variants(kind: str, **body: Any) -> list[Any]:
-            replies = []
-            for stream in (False, True):
-                full = {"model": "tiny", "seed": 7, **body}
-                full |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-                answer = (client.chat.completions if kind == "chat" else client.completions).create(**full)
-                replies.append(collected(answer, stream))
-                replies.append(collected(asyncio.run(call_async(kind, stream, full)), stream))
-            return replies
-
-        yield call_variants
+    return call_variants
 
 
 def same(front: Front, answers: list[Any]) -> tuple[list[CollectedChoice], dict[str, Any]]:
@@ -144,11 +139,9 @@ def test_completions(front: Front, call_all_variants: Any, name: str) -> None:
     ("path", "message"),
     [("embeddings", "embeddings"), ("responses", "Responses"), ("batches", "Batch"), ("load_lora_adapter", "LoRA")],
 )
-def test_an_unsupported_route_raises_not_found_with_the_reason(front: Front, path: str, message: str) -> None:
-    http = openai.DefaultHttpxClient(trust_env=False, timeout=20, verify=False)
-    with (
-        openai.OpenAI(base_url=f"{front.url}/v1", api_key="x", max_retries=0, http_client=http) as client,
-        pytest.raises(openai.NotFoundError, match=message) as caught,
-    ):
+def test_an_unsupported_route_raises_not_found_with_the_reason(
+    front: Front, client: openai.OpenAI, path: str, message: str
+) -> None:
+    with pytest.raises(openai.NotFoundError, match=message) as caught:
         client.post(f"/{path}", body={"model": "tiny"}, cast_to=object)
     assert caught.value.code == "not_found" and not front.dispatch.requests

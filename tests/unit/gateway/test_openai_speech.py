@@ -257,7 +257,7 @@ def test_an_invalid_option_is_refused_by_field(front: Front, client: openai.Open
 
 
 @pytest.mark.parametrize("name", ["functions", "function_call"])
-def test_deprecated_fields_name_their_replacement(front: Front, client: openai.OpenAI, name: str) -> None:
+def test_deprecated_fields_name_their_replacement(client: openai.OpenAI, name: str) -> None:
     with pytest.raises(openai.BadRequestError, match="use tool"):
         request_chat(client, stream=False, extra_body={name: [{"name": "f"}]})
 

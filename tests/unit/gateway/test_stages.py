@@ -51,8 +51,11 @@ def stages_of(record: RequestRecord) -> set[Stage]:
     return {stage for stage in Stage if record.stages.of(stage) > 0}
 
 
-def the_trace(seen: Watched, record: RequestRecord) -> dict[str, object]:
-    """Return the root span's attributes after checking that its tree is complete and continues the client's trace."""
+async def traced(seen: Watched, answer_task: asyncio.Task[None]) -> tuple[RequestRecord, dict[str, object]]:
+    """Return the answer's record and its root span's attributes after checking that the span's tree is complete and
+    continues the client's trace.
+    """
+    record = await seen.record(answer_task)
     spans = list(seen.spans)
     (root,) = [span for span in spans if span.parent is not None and span.parent.is_remote]
     assert root.context is not None and root.parent is not None and root.attributes is not None
@@ -63,7 +66,7 @@ def the_trace(seen: Watched, record: RequestRecord) -> dict[str, object]:
     assert {span.name for span in inside} <= {"queue", "route"}
     stage_sum = sum(float(str(root.attributes[f"tandem.stage.{stage.value}_s"])) for stage in Stage)
     assert stage_sum == pytest.approx(record.total_s, abs=1e-9)
-    return dict(root.attributes)
+    return record, dict(root.attributes)
 
 
 async def test_one_worker_has_all_stages(rig: Rig, seen: Watched) -> None:
@@ -75,8 +78,7 @@ async def test_one_worker_has_all_stages(rig: Rig, seen: Watched) -> None:
     worker.publish(replace(staged(key, 0, prefill_queue_s=ALL), preemption=preemption), token(key, 1))
     await phase_of(rig, P.DECODE)
     worker.publish(token(key, 2), ended(key, 3))
-    record = await seen.record(answer_task)
-    attributes = the_trace(seen, record)
+    record, attributes = await traced(seen, answer_task)
     assert record.yields == preemption.yields
     counts = [attributes[f"tandem.yielded_{name}"] for name in ("sequences", "tokens", "blocks")]
     assert counts == [2, 812, 51]
@@ -105,8 +107,7 @@ async def test_two_workers_share_the_stages(rig: Rig, seen: Watched) -> None:
     decode.publish(staged(key, 1, transfer_s=1e-9, decode_queue_s=ALL))
     await phase_of(rig, P.DECODE)
     decode.publish(token(key, 2), ended(key, 3))
-    record = await seen.record(answer_task)
-    the_trace(seen, record)
+    record, _ = await traced(seen, answer_task)
     assert stages_of(record) == set(Stage) - {Stage.QUEUE, Stage.ROUTE, Stage.PREFILL_QUEUE}
     assert record.stages.transfer == pytest.approx(1e-9) and record.stages.decode_queue > record.stages.transfer
     assert (record.path, record.workers) == ("remote", ("p", "d"))
@@ -123,8 +124,7 @@ async def test_a_waiting_request_is_in_the_queue_stage(rig: Rig, seen: Watched) 
     worker.on_submit = lambda job: None
     await phase_of(rig, P.FIRST)
     answer_task.cancel()
-    record = await seen.record(answer_task)
-    the_trace(seen, record)
+    record, _ = await traced(seen, answer_task)
     names = [span.name for span in seen.spans]
     assert names.count("queue") >= 1 and names.count("route") >= 2, "one for each time that took any"
     assert stages_of(record) == {Stage.RECEIVE, Stage.QUEUE, Stage.ROUTE, Stage.PREFILL}
@@ -147,8 +147,7 @@ async def test_a_retried_attempts_time_counts_for_the_stages_where_it_was_spent(
     decode.publish(pulled(again), token(again, 1), token(again, 2))
     await phase_of(rig, P.DECODE)
     decode.publish(ended(again, 3))
-    record = await seen.record(answer_task)
-    the_trace(seen, record)
+    record, _ = await traced(seen, answer_task)
     assert stages_of(record) == set(Stage) - {Stage.ROUTE, Stage.PREFILL_QUEUE, Stage.DECODE_QUEUE}
     assert (record.path, record.num_attempts) == ("remote", 2)
     assert seen.family("tandem.request.retries").points == {(): 1.0}
@@ -188,8 +187,7 @@ async def test_choices_decode_until_the_last_of_them_does(rig: Rig, seen: Watche
     await until(lambda: [len(active.state._choices) for active in rig.dispatch.director.requests()] == [1])
     await phase_of(rig, P.DECODE)
     worker.publish(token(other, 1), ended(other, 2))
-    record = await seen.record(answer_task)
-    attributes = the_trace(seen, record)
+    record, attributes = await traced(seen, answer_task)
     assert stages_of(record) == {*IN_GATEWAY, Stage.PREFILL_QUEUE, Stage.DECODE}, "the longest word of the two counts"
     assert record.usage.num_output == 3 and record.num_gaps == 1
     assert attributes["gen_ai.response.finish_reasons"] == ("length", "length")
@@ -204,8 +202,7 @@ async def test_the_stages_of_several_prompts_are_those_of_the_last(rig: Rig, see
     worker.publish(staged(first, 0, prefill_s=ALL))
     await phase_of(rig, P.DECODE)
     worker.publish(ended(first, 1))
-    record = await seen.record(answer_task)
-    the_trace(seen, record)
+    record, _ = await traced(seen, answer_task)
     assert stages_of(record) - IN_GATEWAY - {Stage.ROUTE} == {Stage.PREFILL, Stage.DECODE}
     assert record.usage.num_prompt == 4 and record.usage.num_output == 2
     assert worker.jobs[0].request.traceparent == worker.jobs[1].request.traceparent
@@ -235,8 +232,7 @@ async def test_a_refused_request_leaves_one_record_and_one_span(
     worker.on_submit = lambda job: (ErrorKind.INTERNAL, "broken")
     await until(lambda: rig.dispatch.ready() is None)
     with watched(rig) as seen:
-        record = await seen.record(seen.complete(**body))
-        attributes = the_trace(seen, record)
+        record, attributes = await traced(seen, seen.complete(**body))
     assert (record.outcome, record.reason) == (outcome, reason) and record.error
     assert stages_of(record) == stages
     assert attributes["error.type"] == outcome

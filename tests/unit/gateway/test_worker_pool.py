@@ -450,9 +450,7 @@ async def test_a_draining_gateway_ends_held_requests(start_rig: StartRig) -> Non
     assert (await failure(held)).kind is ErrorKind.DRAINING
 
 
-async def test_a_model_without_workers_is_eventually_not_served(
-    start_rig: StartRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_model_without_workers_is_eventually_not_served(start_rig: StartRig) -> None:
     rig = await start_rig(no_worker_wait_s=0.1)
     worker = await rig.add("m", "mixed")
     await until(lambda: rig.dispatch.models())
