@@ -40,7 +40,7 @@ from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tandem.wire.tls import TlsFiles
 from tests.tokenizer import TEMPLATE, train_tokenizer
 from tests.unit.gateway.instant import instant_events
-from tests.unit.gateway.rig import Rig, bundle_of, rigs
+from tests.unit.gateway.rig import Rig, StartRig, bundle_of, rigs
 
 _ALTERNATIVES = tuple((token, -0.5 - token) for token in range(42, 62))
 HEARTBEAT_S = 0.05
@@ -340,3 +340,31 @@ async def rig(make_rig: Callable[..., Rig]) -> Rig:
     rig = make_rig()
     await rig.start()
     return rig
+
+
+@pytest.fixture
+def start_rig(make_rig: Callable[..., Rig]) -> StartRig:
+    async def start(**options: Any) -> Rig:
+        rig = make_rig(**options)
+        await rig.start()
+        return rig
+
+    return start
+
+
+async def serve_alone(
+    application: Any, limits: HttpLimits, *, graceful_s: float = 1.0, tls: TlsFiles | None = None
+) -> HttpServer:
+    """Serve an application that answers one request at a time and has no state."""
+
+    async def with_lifespan(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await application(scope, receive, send)
+        else:
+            for step in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{step}.complete"})
+
+    server = HttpServer(with_lifespan, "127.0.0.1", 0, graceful_s=graceful_s, limits=limits, tls=tls)
+    await server.start()
+    return server

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -188,3 +188,33 @@ def pulled(key: JobKey) -> KVReceived:
 async def collect(request: ActiveRequest) -> list[int]:
     """Return the indices of all tokens; raise the error that ends the request, if any."""
     return [event.index async for event in request if isinstance(event, Token)]
+
+
+StartRig = Callable[..., Awaitable[Rig]]
+"""Make a rig with the given settings, and start it."""
+
+
+async def one_worker(rig: Rig, name: str = "m") -> ScriptedWorker:
+    """Start a mixed worker, and wait until the gateway is ready with it."""
+    worker = await rig.add(name, "mixed")
+    await until(lambda: rig.dispatch.ready() is None)
+    return worker
+
+
+async def busy_pair(rig: Rig) -> tuple[ScriptedWorker, ScriptedWorker, ActiveRequest]:
+    """Start a prefill and a decode worker, and a request that both have accepted."""
+    prefill, decode = await rig.pair()
+    return prefill, decode, await rig.running()
+
+
+async def lose(rig: Rig, worker: ScriptedWorker) -> None:
+    """Stop a worker that the registry no longer lists."""
+    rig.workers.remove(worker)
+    await worker.stop()
+
+
+async def failure(request: ActiveRequest) -> TandemError:
+    """Return the error that ends the request."""
+    with pytest.raises(TandemError) as ended:
+        await collect(request)
+    return ended.value

@@ -61,13 +61,9 @@ def test_a_whole_answer_has_no_heartbeats(front: Front, http: httpx.Client, path
     """The status of a whole answer is not known before its end."""
     gate = asyncio.Event()
     front.stream(gate, TandemError(ErrorKind.NO_WORKER, "no place"))
-    asyncio.run(_open_after(front, gate))
+    front.let(gate)
     response = http.post(path, json=BODIES[path])
     assert response.status_code == 503 and response.headers["retry-after"] == "1"
-
-
-async def _open_after(front: Front, gate: asyncio.Event) -> None:
-    front.let(gate)
 
 
 def test_a_client_that_leaves_between_heartbeats_leaves_nothing(front: Front, http: httpx.Client) -> None:

@@ -10,7 +10,7 @@ import random
 import re
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,8 @@ from tandem.gateway.http.host_header import AllowedHosts
 from tandem.gateway.http.monitoring_routes import PROBES
 from tandem.gateway.http.protocol_limits import HttpLimits, LimitedHttpProtocol
 from tandem.gateway.http.server import HttpServer
-from tests.unit.gateway.rig import Rig
+from tests.unit.gateway.conftest import serve_alone
+from tests.unit.gateway.rig import Rig, StartRig
 from tests.unit.gateway.scripted_worker import PATIENCE_S, ScriptedWorker, until
 
 pytestmark = pytest.mark.slow
@@ -117,6 +118,15 @@ class GuardedGateway:
         status, body = await self.send_request(post(headers=b"connection: close\r\n"))
         assert status == 200 and json.loads(body)["usage"]["completion_tokens"] == 3
 
+    async def close(self) -> None:
+        """Let all clients leave, and check that the next one is served and that nothing is left."""
+        for client in self.clients:
+            client.leave()
+        await until(lambda: not self.connections())
+        await self.serves()
+        await until(lambda: not self.rig.left_over() and not self.tasks() and not self.connections())
+        await self.server.stop()
+
     def connections(self) -> set[object]:
         return self.server._server.server_state.connections
 
@@ -139,40 +149,37 @@ def events(job: Job) -> Sequence[JobEvent]:
     return [*(token(job.key, index) for index in range(count)), Finished(job.key, FinishReason.LENGTH, count, 0)]
 
 
-async def open_gateway(make_rig: Callable[..., Rig], limits: HttpLimits) -> GuardedGateway:
-    rig = make_rig(max_body=Bytes(MAX_BODY), disaggregation="off")
-    await rig.start()
-    worker = await rig.add("m", "mixed")
-    worker.max_model_len = 20_000
-    await until(lambda: rig.dispatch.ready() is None)
-    worker.after_submit = events
-    gateway = GuardedGateway(rig, worker, limits)
-    await gateway.server.start()
-    return gateway
-
-
-async def close_gateway(gateway: GuardedGateway) -> None:
-    """Check that the next client is served and that nothing is left."""
-    for client in gateway.clients:
-        client.leave()
-    await until(lambda: not gateway.connections())
-    await gateway.serves()
-    await until(lambda: not gateway.rig.left_over() and not gateway.tasks() and not gateway.connections())
-    await gateway.server.stop()
+OpenGateway = Callable[[HttpLimits], Awaitable[GuardedGateway]]
 
 
 @pytest.fixture
-async def gateway(make_rig: Callable[..., Rig]) -> AsyncIterator[GuardedGateway]:
-    gateway = await open_gateway(make_rig, LIMITS)
-    yield gateway
-    await close_gateway(gateway)
+async def open_gateway(start_rig: StartRig) -> AsyncIterator[OpenGateway]:
+    """Return a function that opens a gateway; check at the end that it serves the next client and has nothing left."""
+    opened: list[GuardedGateway] = []
+
+    async def open_one(limits: HttpLimits) -> GuardedGateway:
+        rig = await start_rig(max_body=Bytes(MAX_BODY), disaggregation="off")
+        worker = await rig.add("m", "mixed")
+        worker.max_model_len = 20_000
+        await until(lambda: rig.dispatch.ready() is None)
+        worker.after_submit = events
+        opened.append(GuardedGateway(rig, worker, limits))
+        await opened[-1].server.start()
+        return opened[-1]
+
+    yield open_one
+    for gateway in opened:
+        await gateway.close()
 
 
 @pytest.fixture
-async def hasty(make_rig: Callable[..., Rig]) -> AsyncIterator[GuardedGateway]:
-    gateway = await open_gateway(make_rig, HASTY)
-    yield gateway
-    await close_gateway(gateway)
+async def gateway(open_gateway: OpenGateway) -> GuardedGateway:
+    return await open_gateway(LIMITS)
+
+
+@pytest.fixture
+async def hasty(open_gateway: OpenGateway) -> GuardedGateway:
+    return await open_gateway(HASTY)
 
 
 async def drip(client: Client, data: bytes) -> None:
@@ -184,20 +191,12 @@ async def drip(client: Client, data: bytes) -> None:
             await asyncio.sleep(0.02)
 
 
-async def serve_alone(application: Any, limits: HttpLimits) -> HttpServer:
-    """Serve an application that answers one request at a time and has no state."""
-
-    async def with_lifespan(scope: dict[str, Any], receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            await application(scope, receive, send)
-        else:
-            for step in ("startup", "shutdown"):
-                await receive()
-                await send({"type": f"lifespan.{step}.complete"})
-
-    server = HttpServer(with_lifespan, "127.0.0.1", 0, graceful_s=1.0, limits=limits)
-    await server.start()
-    return server
+async def answer_to_drip(client: Client, data: bytes) -> bytes:
+    """Read to the end of the connection while the client sends a byte at a time."""
+    dripping = asyncio.create_task(drip(client, data))
+    answer = await client.read()
+    dripping.cancel()
+    return answer
 
 
 def code(body: bytes) -> str:
@@ -217,25 +216,20 @@ async def test_a_byte_at_a_time_is_refused(hasty: GuardedGateway, request_: byte
     start = request_[: head + 5] if head > 0 else b""
     if head > 0:
         start = start.replace(b"content-length: ", b"content-length: 9")
-    client = await hasty.connect(start)
-    dripping = asyncio.create_task(drip(client, request_[len(start) :]))
-    answer = await client.read()
-    dripping.cancel()
+    answer = await answer_to_drip(await hasty.connect(start), request_[len(start) :])
     assert answer.startswith(b"HTTP/1.1 408 ") and code(answer.partition(b"\r\n\r\n")[2]) == "request_timeout"
     assert hasty.worker.jobs == []
 
 
 async def test_a_body_that_drips_on_after_its_answer_is_cut_off(hasty: GuardedGateway) -> None:
     client = await hasty.connect(HEAD.replace(b"completions", b"nothing") + b"content-length: 100000\r\n\r\n")
-    dripping = asyncio.create_task(drip(client, b" " * 1000))
-    answer = await client.read()
-    dripping.cancel()
+    answer = await answer_to_drip(client, b" " * 1000)
     assert answer.startswith(b"HTTP/1.1 404 ") and answer.count(b"HTTP/1.1") == 1
 
 
-async def test_a_request_pipelined_behind_a_long_answer_does_not_time_out(make_rig: Callable[..., Rig]) -> None:
+async def test_a_request_pipelined_behind_a_long_answer_does_not_time_out(open_gateway: OpenGateway) -> None:
     """The gateway delays the second request, not its client: half of a second request does not end the first one."""
-    gateway = await open_gateway(make_rig, replace(LIMITS, request_timeout_s=0.4))
+    gateway = await open_gateway(replace(LIMITS, request_timeout_s=0.4))
     client = await gateway.connect(post(tokens=HELD, stream=True) + GET[:10])
     await client.read(b"data: ")
     for index in range(1, 4):
@@ -244,34 +238,29 @@ async def test_a_request_pipelined_behind_a_long_answer_does_not_time_out(make_r
     gateway.worker.publish(Finished(gateway.worker.jobs[0].key, FinishReason.LENGTH, 4, 0))
     client.writer.write(GET[10:])
     assert b"200 OK" in (await client.read(b'"ok"')).partition(b"[DONE]")[2]
-    await close_gateway(gateway)
 
 
 @pytest.mark.parametrize("is_chunked", [False, True])
-async def test_a_body_slower_than_its_least_rate_is_refused(make_rig: Callable[..., Rig], is_chunked: bool) -> None:
-    gateway = await open_gateway(make_rig, replace(LIMITS, min_body_bytes_per_s=1e6, body_grace_s=0.3))
+async def test_a_body_slower_than_its_least_rate_is_refused(open_gateway: OpenGateway, is_chunked: bool) -> None:
+    gateway = await open_gateway(replace(LIMITS, min_body_bytes_per_s=1e6, body_grace_s=0.3))
     begun = chunked(b"{", end=b"") if is_chunked else HEAD + b"content-length: 10000\r\n\r\n"
-    client = await gateway.connect(begun)
-    dripping = asyncio.create_task(drip(client, b"1\r\n \r\n" * 1000 if is_chunked else b" " * 5000))
-    answer = await client.read()
-    dripping.cancel()
+    dripping = b"1\r\n \r\n" * 1000 if is_chunked else b" " * 5000
+    answer = await answer_to_drip(await gateway.connect(begun), dripping)
     assert answer.startswith(b"HTTP/1.1 408 ") and b"gateway.min_body_bytes_per_s" in answer
     assert gateway.worker.jobs == []
-    await close_gateway(gateway)
 
 
-async def test_a_slow_body_of_the_least_rate_is_accepted(make_rig: Callable[..., Rig]) -> None:
-    gateway = await open_gateway(make_rig, replace(LIMITS, min_body_bytes_per_s=2.0, body_grace_s=0.1))
+async def test_a_slow_body_of_the_least_rate_is_accepted(open_gateway: OpenGateway) -> None:
+    gateway = await open_gateway(replace(LIMITS, min_body_bytes_per_s=2.0, body_grace_s=0.1))
     head, _, body = post(headers=b"connection: close\r\n").partition(b"\r\n\r\n")
     client = await gateway.connect(head + b"\r\n\r\n")
     await drip(client, body)
     assert b"HTTP/1.1 200 OK" in await client.read()
-    await close_gateway(gateway)
 
 
-async def test_a_body_behind_a_long_answer_is_not_too_slow(make_rig: Callable[..., Rig]) -> None:
+async def test_a_body_behind_a_long_answer_is_not_too_slow(open_gateway: OpenGateway) -> None:
     """The gateway reads no further before the first answer; the head of the second request came with the first."""
-    gateway = await open_gateway(make_rig, replace(LIMITS, min_body_bytes_per_s=1e6, body_grace_s=0.3))
+    gateway = await open_gateway(replace(LIMITS, min_body_bytes_per_s=1e6, body_grace_s=0.3))
     second = post(tokens=4, headers=b"connection: close\r\n")
     client = await gateway.connect(post(tokens=HELD, stream=True) + second[:-5])
     await client.read(b"data: ")
@@ -279,7 +268,6 @@ async def test_a_body_behind_a_long_answer_is_not_too_slow(make_rig: Callable[..
     gateway.worker.publish(Finished(gateway.worker.jobs[0].key, FinishReason.LENGTH, 1, 0))
     client.writer.write(second[-5:])
     assert b'"completion_tokens":4' in await client.read()
-    await close_gateway(gateway)
 
 
 def test_a_body_that_waited_while_the_process_stood_still_is_not_too_slow() -> None:
@@ -332,9 +320,9 @@ async def test_http_1_0_needs_no_host(gateway: GuardedGateway) -> None:
     assert (await gateway.send_request(b"GET /v1/models HTTP/1.0\r\nhost: a\r\nhost: b\r\n\r\n"))[0] == 400
 
 
-async def test_a_loopback_gateway_answers_for_loopback_names_only(make_rig: Callable[..., Rig]) -> None:
+async def test_a_loopback_gateway_answers_for_loopback_names_only(open_gateway: OpenGateway) -> None:
     """This is what keeps a web page that has rebound its name to 127.0.0.1 from reading the answers."""
-    gateway = await open_gateway(make_rig, replace(LIMITS, allowed_hosts=AllowedHosts.of("127.0.0.1", ["h"])))
+    gateway = await open_gateway(replace(LIMITS, allowed_hosts=AllowedHosts.of("127.0.0.1", ["h"])))
 
     async def status(path: bytes, host: bytes) -> int:
         request = b"GET %b HTTP/1.1\r\nhost: %b\r\nconnection: close\r\n\r\n" % (path, host)
@@ -349,7 +337,6 @@ async def test_a_loopback_gateway_answers_for_loopback_names_only(make_rig: Call
         assert (host, await status(b"/health", host)) == (host, 200), "load balancers probe with any Host"
     assert await status(b"http://attacker.example/v1/models", b"localhost") == 421
     assert await status(b"http://localhost:8000/v1/models", b"attacker.example") == 200
-    await close_gateway(gateway)
 
 
 # ---- keep-alive connections without a new request
@@ -381,9 +368,9 @@ async def converse(client: Client, pieces: list[tuple[bytes, bytes]]) -> None:
         await asyncio.sleep(0.1)  # where nothing is awaited, give the piece time to arrive alone
 
 
-async def test_an_idle_keep_alive_connection_is_closed(make_rig: Callable[..., Rig]) -> None:
+async def test_an_idle_keep_alive_connection_is_closed(open_gateway: OpenGateway) -> None:
     """The kind of the last request and its answer does not matter; none of these needs a key."""
-    gateway = await open_gateway(make_rig, FORGETFUL)
+    gateway = await open_gateway(FORGETFUL)
 
     async def is_let_go(pieces: list[tuple[bytes, bytes]]) -> bool:
         client = await gateway.connect()
@@ -396,29 +383,24 @@ async def test_an_idle_keep_alive_connection_is_closed(make_rig: Callable[..., R
 
     found = await asyncio.gather(*map(is_let_go, IDLE.values()))
     assert [name for name, ended in zip(IDLE, found, strict=True) if not ended] == []
-    await close_gateway(gateway)
 
 
-async def test_stray_lines_do_not_postpone_the_idle_timeout(make_rig: Callable[..., Rig]) -> None:
-    gateway = await open_gateway(make_rig, FORGETFUL)
+async def test_stray_lines_do_not_postpone_the_idle_timeout(open_gateway: OpenGateway) -> None:
+    gateway = await open_gateway(FORGETFUL)
     client = await gateway.connect(GET)
     await client.read(b'"ok"')
-    dripping = asyncio.create_task(drip(client, b"\r\n" * 2000))
-    await client.read()
-    dripping.cancel()
-    await close_gateway(gateway)
+    await answer_to_drip(client, b"\r\n" * 2000)
 
 
 @pytest.mark.parametrize("name", ["a body after its answer", "a head behind an answer"])
-async def test_a_client_that_still_sends_is_not_idle(make_rig: Callable[..., Rig], name: str) -> None:
-    gateway = await open_gateway(make_rig, FORGETFUL)
+async def test_a_client_that_still_sends_is_not_idle(open_gateway: OpenGateway, name: str) -> None:
+    gateway = await open_gateway(FORGETFUL)
     client = await gateway.connect()
     is_body = name == "a body after its answer"
     first = ASTRAY + b"content-length: 5\r\n\r\n" if is_body else post(tokens=4) + GET[:10]
     await converse(client, [(first, NOT_FOUND if is_body else b'"completion_tokens":4')])
     await asyncio.sleep(1.6 * FORGETFUL.keep_alive_s)
     await converse(client, [(b"hello" + GET if is_body else GET[10:], b'"ok"')])
-    await close_gateway(gateway)
 
 
 # ---- large heads
@@ -718,23 +700,18 @@ async def test_a_refusal_follows_the_answers_to_earlier_requests(
 
 
 async def test_a_flood_of_connections_is_refused_and_passes(gateway: GuardedGateway) -> None:
-    held = [await gateway.connect(GET) for _ in range(LIMITS.max_connections)]
-    for client in held:
-        await client.read(b'"ok"')
+    """The fixture checks that it passes: its clients leave, and then the next one is served."""
+    for _ in range(LIMITS.max_connections):
+        await (await gateway.connect(GET)).read(b'"ok"')
     status, body = await gateway.send_request(post())
     assert status == 503 and code(body) == "overloaded" and gateway.worker.jobs == []
     client = await gateway.connect(GET.replace(b"health", b"metrics"))
     assert b"\r\nretry-after: 1\r\nx-tandem-reject-reason: connections\r\n" in await client.read()
-    for client in held:
-        client.leave()
-    await until(lambda: not gateway.connections())
-    await gateway.serves()
 
 
 async def test_probes_are_answered_among_too_many_connections(gateway: GuardedGateway) -> None:
-    held = [await gateway.connect(GET) for _ in range(LIMITS.max_connections)]
-    for client in held:
-        await client.read(b'"ok"')
+    for _ in range(LIMITS.max_connections):
+        await (await gateway.connect(GET)).read(b'"ok"')
     probe = GET.replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n")
     for path in (b"/health", b"/live", b"/ready"):
         assert (await gateway.send_request(probe.replace(b"/health", path)))[0] == 200
@@ -747,10 +724,6 @@ async def test_probes_are_answered_among_too_many_connections(gateway: GuardedGa
     await probing.read(b'"ok"')
     probing.writer.write(post())
     assert b"x-tandem-reject-reason: connections" in await probing.read(), "a probe opens the door for nothing else"
-    for client in held:
-        client.leave()
-    await until(lambda: not gateway.connections())
-    await gateway.serves()
 
 
 async def test_a_client_that_disconnects_with_a_pipelined_request_is_cancelled(gateway: GuardedGateway) -> None:
@@ -769,8 +742,8 @@ async def test_a_client_that_disconnects_with_a_pipelined_request_is_cancelled(g
 
 
 @pytest.mark.parametrize("num_idle", [200, pytest.param(1000, marks=pytest.mark.nightly)])
-async def test_many_idle_streams_that_leave_at_once(make_rig: Callable[..., Rig], num_idle: int) -> None:
-    gateway = await open_gateway(make_rig, HttpLimits())
+async def test_many_idle_streams_that_leave_at_once(open_gateway: OpenGateway, num_idle: int) -> None:
+    gateway = await open_gateway(HttpLimits())
     clients = [await gateway.connect(post(tokens=HELD, stream=True)) for _ in range(num_idle)]
     for client in clients:
         await client.read(b"data: ")
@@ -780,7 +753,6 @@ async def test_many_idle_streams_that_leave_at_once(make_rig: Callable[..., Rig]
     await until(lambda: not gateway.rig.left_over())
     held = {job.request.id for job in gateway.worker.jobs if job.request.sampling.max_tokens == HELD}
     await until(lambda: len(held & {key.request for verb, key in gateway.worker.seen if verb == "cancel"}) == num_idle)
-    await close_gateway(gateway)
 
 
 # ---- slow readers

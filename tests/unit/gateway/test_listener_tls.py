@@ -26,14 +26,13 @@ from tokenizers import Tokenizer
 from tandem.core.config import GatewayConfig
 from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.http.protocol_limits import HttpLimits
-from tandem.gateway.http.server import HttpServer
 from tandem.gateway.text.text_model import TextModel
 from tandem.wire.channels import CHANNEL_OPTIONS
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tandem.wire.tls import TlsFiles
 from tests.certificates import Authority
-from tests.unit.gateway.conftest import Front, ScriptedDispatch
+from tests.unit.gateway.conftest import Front, ScriptedDispatch, serve_alone
 
 pytestmark = pytest.mark.slow
 
@@ -231,31 +230,20 @@ def test_tls_clients_at_plain_ports_get_an_error(
     assert call(front, authority.ca) == "UNAVAILABLE" and complaints(caplog) == []
 
 
-async def answer_lifespan(receive: Any, send: Any) -> None:
-    for step in ("startup", "shutdown"):
-        await receive()
-        await send({"type": f"lifespan.{step}.complete"})
-
-
 def test_a_client_that_does_not_finish_its_handshake_is_cut_off(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
     tls = TlsFiles.of_gateway(authority.issue_for_gateway("front"))
 
-    async def application(scope: Any, receive: Any, send: Any) -> None:
-        await answer_lifespan(receive, send)
-
     async def run() -> None:
-        server = HttpServer(application, "127.0.0.1", 0, limits=HttpLimits(handshake_s=0.2), tls=tls)
-        await server.start()
+        server = await serve_alone(pytest.fail, HttpLimits(handshake_s=0.2), tls=tls)
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         async with asyncio.timeout(PATIENCE_S / 2):
             assert await reader.read() == b""
         writer.close()
         await server.stop()
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run())
+    uvloop.run(run())
     assert complaints(caplog) == []
 
 
@@ -265,9 +253,6 @@ def test_a_client_that_does_not_read_is_cut_off(authority: Authority) -> None:
     ended = threading.Event()
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            await answer_lifespan(receive, send)
-            return
         await receive()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         disconnected = asyncio.ensure_future(receive())
@@ -277,10 +262,7 @@ def test_a_client_that_does_not_read_is_cut_off(authority: Authority) -> None:
         ended.set()
 
     async def run() -> None:
-        server = HttpServer(
-            application, "127.0.0.1", 0, graceful_s=1.0, limits=HttpLimits(stalled_client_s=0.3), tls=tls
-        )
-        await server.start()
+        server = await serve_alone(application, HttpLimits(stalled_client_s=0.3), tls=tls)
         _, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=trusting(authority.ca), limit=1024)
         writer.write(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n")
         async with asyncio.timeout(PATIENCE_S):
@@ -289,8 +271,7 @@ def test_a_client_that_does_not_read_is_cut_off(authority: Authority) -> None:
         writer.transport.abort()
         await server.stop()
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run())
+    uvloop.run(run())
 
 
 @pytest.mark.parametrize("num_bytes", [2 << 20, 540_000])
@@ -300,9 +281,6 @@ def test_a_stop_waits_until_a_complete_response_is_sent(authority: Authority, nu
     tls = TlsFiles.of_gateway(authority.issue_for_gateway("front"))
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "lifespan":
-            await answer_lifespan(receive, send)
-            return
         await receive()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": bytes(num_bytes)})
@@ -322,13 +300,11 @@ def test_a_stop_waits_until_a_complete_response_is_sent(authority: Authority, nu
         return seen
 
     async def run() -> None:
-        server = HttpServer(application, "127.0.0.1", 0, graceful_s=PATIENCE_S, tls=tls)
-        await server.start()
+        server = await serve_alone(application, HttpLimits(), graceful_s=PATIENCE_S, tls=tls)
         may_stop = threading.Event()
         seen = asyncio.create_task(asyncio.to_thread(read_late, server.port, may_stop))
         await asyncio.to_thread(may_stop.wait, PATIENCE_S)
         await server.stop()
         assert await seen > num_bytes
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run())
+    uvloop.run(run())

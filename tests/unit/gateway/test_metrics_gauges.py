@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,7 +36,7 @@ from tandem.obs.metrics.instruments import all_instruments
 from tandem.obs.metrics.metrics import Metrics
 from tandem.routing import circuit_breaker
 from tandem.stores.redis_client import RedisHealth
-from tests.unit.gateway.rig import Rig
+from tests.unit.gateway.rig import Rig, StartRig
 from tests.unit.gateway.scripted_worker import BLOCK_SIZE, until
 
 TENANTS = ("acme", "globex")
@@ -47,10 +46,9 @@ def gauges(metrics: Metrics) -> dict[str, Any]:
     return {family.instrument.name: dict(family.points) for family in metrics.collect()}
 
 
-async def test_the_gauges_of_the_worker_pool(make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_gauges_of_the_worker_pool(start_rig: StartRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_breaker, "BURST_S", 0.0)
-    rig = make_rig(max_retries=10)
-    await rig.start()
+    rig = await start_rig(max_retries=10)
     metrics = Metrics()
     watch_dispatch(metrics, rig.dispatch)
     waiting = await rig.open()

@@ -12,14 +12,13 @@ import grpc
 import httpx
 import pytest
 
-from tandem.core.errors import TandemError
 from tandem.core.ids import WorkerRef
 from tandem.core.request import Job
 from tandem.obs.logs.log_context import in_request, request_fields
 from tandem.obs.logs.log_formatters import JsonFormatter
 from tandem.wire.gen import inference_pb2 as pb
 from tests.unit.gateway.conftest import Front
-from tests.unit.gateway.rig import Rig
+from tests.unit.gateway.rig import Rig, busy_pair, failure
 from tests.unit.gateway.scripted_worker import until
 
 
@@ -77,15 +76,11 @@ async def test_a_job_sent_by_another_requests_task_is_logged_under_its_own_reque
     request.close()
 
 
-async def test_a_request_that_is_broken_off_is_not_taken_for_the_one_that_runs(
-    rig: Rig, log: io.StringIO, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await rig.pair()
-    request = await rig.running()
+async def test_a_request_that_is_broken_off_is_not_taken_for_the_one_that_runs(rig: Rig, log: io.StringIO) -> None:
+    _, _, request = await busy_pair(rig)
     with in_request("d-1"):
-        failure = RuntimeError("never thought of")
-        rig.dispatch._execute(rig.dispatch.director.abort(request.state.request.id, failure, rig.clock.now()))
+        bug = RuntimeError("never thought of")
+        rig.dispatch._execute(rig.dispatch.director.abort(request.state.request.id, bug, rig.clock.now()))
     assert named(log) == [""] and request.state.request.id in log.getvalue()
-    with pytest.raises(TandemError):
-        [event async for event in request]
+    await failure(request)
     request.close()

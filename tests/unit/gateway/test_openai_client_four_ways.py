@@ -5,13 +5,13 @@ requests and the client the same objects.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import openai
 import pytest
 
+from tests.unit.gateway.openai_replies import CollectedChoice, collected
 from tests.unit.gateway.parity import comparable
 
 pytestmark = pytest.mark.slow
@@ -74,73 +74,28 @@ COMPLETION: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass
-class CollectedChoice:
-    """Hold one choice, assembled by the client or by this test from its chunks."""
-
-    text: str = ""
-    calls: list[list[str]] = field(default_factory=list)
-    scores: list[Any] = field(default_factory=list)
-    ended: str | None = None
-
-    def add(self, part: Any, scores: Any, ended: str | None) -> None:
-        self.text += (part if isinstance(part, str) else part.content) or ""
-        for call in getattr(part, "tool_calls", None) or []:
-            if call.id:
-                self.calls.append([call.function.name, ""])
-            self.calls[-1][1] += call.function.arguments
-        if scores is not None:
-            kept = scores.model_dump()
-            self.scores += (
-                kept["content"] if "content" in kept else zip(kept["tokens"], kept["token_logprobs"], strict=True)
-            )
-        self.ended = ended or self.ended
-
-
-def collected(replies: Iterable[Any]) -> tuple[list[CollectedChoice], dict[str, Any], set[Any]]:
-    """Return the choices, the usage and the service tiers of one whole reply or of all chunks."""
-    choices: dict[int, CollectedChoice] = {}
-    usage: dict[str, Any] = {}
-    tiers = set()
-    for reply in replies:
-        usage = usage if reply.usage is None else reply.usage.model_dump()
-        tiers.add(getattr(reply, "service_tier", None))
-        for choice in reply.choices:
-            part = next(
-                getattr(choice, name)
-                for name in ("message", "delta", "text")
-                if getattr(choice, name, None) is not None
-            )
-            choices.setdefault(choice.index, CollectedChoice()).add(part, choice.logprobs, choice.finish_reason)
-    return [choices[index] for index in sorted(choices)], usage, tiers
-
-
 @pytest.fixture
-def call_all_variants(front: Front) -> Iterator[Any]:
+def call_all_variants(front: Front, client: openai.OpenAI) -> Any:
     # A template without a place for tools lists them in words, which are many tokens for this tokenizer.
     front.dispatch.served = [replace(front.dispatch.served[0], max_model_len=8192)]
-    address: dict[str, Any] = {"base_url": f"{front.url}/v1", "api_key": "x", "max_retries": 0}
-    http = openai.DefaultHttpxClient(trust_env=False, timeout=20, verify=False)
 
-    async def call_async(kind: str, stream: bool, body: dict[str, Any]) -> list[Any]:
+    async def call_async(kind: str, stream: bool, body: dict[str, Any]) -> Any:
         http = openai.DefaultAsyncHttpxClient(trust_env=False, timeout=20, verify=False)
-        async with openai.AsyncOpenAI(http_client=http, **address) as client:
-            answer = await (client.chat.completions if kind == "chat" else client.completions).create(**body)
-            return [chunk async for chunk in answer] if stream else [answer]
+        async with openai.AsyncOpenAI(base_url=client.base_url, api_key="x", max_retries=0, http_client=http) as other:
+            answer = await (other.chat.completions if kind == "chat" else other.completions).create(**body)
+            return [chunk async for chunk in answer] if stream else answer
 
-    with openai.OpenAI(http_client=http, **address) as client:
+    def call_variants(kind: str, **body: Any) -> list[Any]:
+        replies = []
+        for stream in (False, True):
+            full = {"model": "tiny", "seed": 7, **body}
+            full |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+            answer = (client.chat.completions if kind == "chat" else client.completions).create(**full)
+            replies.append(collected(answer, stream))
+            replies.append(collected(asyncio.run(call_async(kind, stream, full)), stream))
+        return replies
 
-        def call_variants(kind: str, **body: Any) -> list[Any]:
-            replies = []
-            for stream in (False, True):
-                full = {"model": "tiny", "seed": 7, **body}
-                full |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
-                answer = (client.chat.completions if kind == "chat" else client.completions).create(**full)
-                replies.append(collected(answer if stream else [answer]))
-                replies.append(collected(asyncio.run(call_async(kind, stream, full))))
-            return replies
-
-        yield call_variants
+    return call_variants
 
 
 def same(front: Front, answers: list[Any]) -> tuple[list[CollectedChoice], dict[str, Any]]:
@@ -177,18 +132,16 @@ def test_completions(front: Front, call_all_variants: Any, name: str) -> None:
     assert all(choice.ended for choice in choices)
     assert (usage["completion_tokens"] == 0) is (name == "only scores")
     if "logprobs" in options:
-        assert choices[0].scores[0][1] is None and all(score is not None for _, score in choices[0].scores[1:])
+        assert choices[0].scores[0][1] is None and all(score is not None for _, score, *_ in choices[0].scores[1:])
 
 
 @pytest.mark.parametrize(
     ("path", "message"),
     [("embeddings", "embeddings"), ("responses", "Responses"), ("batches", "Batch"), ("load_lora_adapter", "LoRA")],
 )
-def test_an_unsupported_route_raises_not_found_with_the_reason(front: Front, path: str, message: str) -> None:
-    http = openai.DefaultHttpxClient(trust_env=False, timeout=20, verify=False)
-    with (
-        openai.OpenAI(base_url=f"{front.url}/v1", api_key="x", max_retries=0, http_client=http) as client,
-        pytest.raises(openai.NotFoundError, match=message) as caught,
-    ):
+def test_an_unsupported_route_raises_not_found_with_the_reason(
+    front: Front, client: openai.OpenAI, path: str, message: str
+) -> None:
+    with pytest.raises(openai.NotFoundError, match=message) as caught:
         client.post(f"/{path}", body={"model": "tiny"}, cast_to=object)
     assert caught.value.code == "not_found" and not front.dispatch.requests

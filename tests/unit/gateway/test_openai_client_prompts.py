@@ -12,24 +12,11 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.request import Request
 from tests.unit.gateway import instant
+from tests.unit.gateway.openai_replies import collected
 
 Front = Any  # the fixtures' class lives in conftest
 TEXT = "Paris 你好 😀."
 PROMPT = "Grüße aus Köln 😀"
-
-
-def choices(answer: Any, stream: bool) -> dict[int, dict[str, Any]]:
-    """Text, reason, and lists of log probabilities of each choice, put together from chunks or taken as they are."""
-    found: dict[int, dict[str, Any]] = {}
-    for choice in [choice for chunk in answer for choice in chunk.choices] if stream else answer.choices:
-        gathered = found.setdefault(choice.index, {"text": "", "reason": None, "offsets": [], "scores": [], "top": []})
-        gathered["text"] += choice.text
-        gathered["reason"] = gathered["reason"] or choice.finish_reason
-        if choice.logprobs:
-            gathered["offsets"] += choice.logprobs.text_offset
-            gathered["scores"] += choice.logprobs.token_logprobs
-            gathered["top"] += choice.logprobs.top_logprobs
-    return found
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -39,18 +26,14 @@ def test_several_prompts(front: Front, client: openai.OpenAI, stream: bool, prom
     opened = front.instant(TEXT)
     options: Any = {"stream_options": {"include_usage": True}} if stream else {}
     answer: Any = client.completions.create(model="tiny", prompt=prompts, n=n, stream=stream, **options)
-    answer = list(answer) if stream else answer
-    usage = answer[-1].usage if stream else answer.usage
-    found = choices(answer, stream)
+    choices, usage, _ = collected(answer, stream)
     first = front.text(front.ids(TEXT)[:1])
-    assert [found[index]["text"] for index in sorted(found)] == [
-        first * (i % n) + TEXT for i in range(n * len(prompts))
-    ]
+    assert [choice.text for choice in choices] == [first * (i % n) + TEXT for i in range(n * len(prompts))]
     requests = front.dispatch.requests
     assert len({request.id for request in requests}) == len(requests) == len(prompts)
-    assert usage.prompt_tokens == sum(len(request.prompt_tokens) for request in requests)
-    assert usage.completion_tokens == len(prompts) * sum(len(front.ids(TEXT)) + 1 + i for i in range(n))
-    assert usage.prompt_tokens_details.cached_tokens == len(prompts) * instant.NUM_CACHED
+    assert usage["prompt_tokens"] == sum(len(request.prompt_tokens) for request in requests)
+    assert usage["completion_tokens"] == len(prompts) * sum(len(front.ids(TEXT)) + 1 + i for i in range(n))
+    assert usage["prompt_tokens_details"]["cached_tokens"] == len(prompts) * instant.NUM_CACHED
     assert all(stream.closed.wait(20) and stream.num_closes == 1 for stream in opened)
 
 
@@ -108,12 +91,12 @@ def test_a_prompt_that_does_not_fit_refuses_all_before_any_is_admitted(front: Fr
 def test_echo_without_scores(front: Front, client: openai.OpenAI, prompt: Any, n: int, stream: bool) -> None:
     front.instant(TEXT)
     answer = client.completions.create(model="tiny", prompt=prompt, echo=True, n=n, stream=stream)  # type: ignore[call-overload]
-    found = choices(answer, stream)
+    choices, _, _ = collected(answer, stream)
     several = isinstance(prompt, list) and isinstance(prompt[0], str)
     texts = prompt if several else [prompt if isinstance(prompt, str) else front.text(prompt)]
     first = front.text(front.ids(TEXT)[:1])
     expected = [text + first * choice + TEXT for text in texts for choice in range(n)]
-    assert [found[index]["text"] for index in sorted(found)] == expected
+    assert [choice.text for choice in choices] == expected
     assert all(request.prompt_logprobs is None for request in front.dispatch.requests)
 
 
@@ -126,14 +109,14 @@ def test_echo_with_scores(front: Front, client: openai.OpenAI, prompt: Any, n: i
     (request,) = front.dispatch.requests
     num_prompt = len(request.prompt_tokens)
     assert request.prompt_logprobs == 2
-    for choice, facts in choices(answer, stream).items():
+    for index, choice in enumerate(collected(answer, stream)[0]):
         text = prompt if isinstance(prompt, str) else front.text(prompt[1:])
-        assert facts["text"].startswith(text) and facts["text"].endswith(TEXT)
-        assert facts["scores"][0] is None and facts["top"][0] is None
-        assert set(facts["scores"][1:num_prompt]) == {instant.PROMPT_LOGPROB}
-        assert facts["scores"][num_prompt:] == [instant.LOGPROB] * (len(front.ids(TEXT)) + choice)
-        assert all(len(top) == 2 for top in facts["top"][1:])
-        offsets = facts["offsets"]
+        assert choice.text.startswith(text) and choice.text.endswith(TEXT)
+        _, scores, tops, offsets = map(list, zip(*choice.scores, strict=True))
+        assert scores[0] is None and tops[0] is None
+        assert set(scores[1:num_prompt]) == {instant.PROMPT_LOGPROB}
+        assert scores[num_prompt:] == [instant.LOGPROB] * (len(front.ids(TEXT)) + index)
+        assert all(len(top) == 2 for top in tops[1:])
         assert offsets == sorted(offsets) and offsets[0] == 0 and offsets[num_prompt] == len(text)
 
 
@@ -143,12 +126,11 @@ def test_scoring_alone(front: Front, client: openai.OpenAI, stream: bool) -> Non
     answer = client.completions.create(
         model="tiny", prompt=[PROMPT, "x"], echo=True, logprobs=0, max_tokens=0, stream=stream
     )  # type: ignore[call-overload]
-    found = choices(answer, stream)
-    assert [found[index]["text"] for index in (0, 1)] == [PROMPT, "x"]
-    assert [found[index]["reason"] for index in (0, 1)] == ["length", "length"]
-    for index, request in enumerate(front.dispatch.requests):
+    choices, _, _ = collected(answer, stream)
+    assert [(choice.text, choice.ended) for choice in choices] == [(PROMPT, "length"), ("x", "length")]
+    for choice, request in zip(choices, front.dispatch.requests, strict=True):
         assert request.sampling.max_tokens == 0
-        assert len(found[index]["scores"]) == len(request.prompt_tokens)
+        assert len(choice.scores) == len(request.prompt_tokens)
 
 
 def test_a_prompt_that_fills_the_context_can_be_scored(front: Front, client: openai.OpenAI) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -19,6 +19,7 @@ from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.output import json_limits
 from tandem.gateway.text.text_model import TextModel
 from tests.tokenizer import TEMPLATE
+from tests.unit.gateway.openai_replies import CollectedChoice, collected
 
 Front = Any  # the fixtures' class lives in conftest
 SCHEMA: dict[str, Any] = {
@@ -34,17 +35,6 @@ TOOLS: list[Any] = [
 USER_MESSAGES: list[Any] = [{"role": "user", "content": "How is the weather?"}]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 THINKS = TEMPLATE.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n")
-
-
-@dataclass
-class Reply:
-    """Hold one choice, streamed or whole."""
-
-    content: str = ""
-    reasoning: str = ""
-    calls: list[tuple[str, str]] = field(default_factory=list)
-    ids: list[str] = field(default_factory=list)
-    finish: str | None = None
 
 
 @pytest.fixture(scope="module")
@@ -78,37 +68,10 @@ def _text(tokenizer: Tokenizer, template: str) -> TextModel:
 
 def request_chat(
     client: openai.OpenAI, *, stream: bool, model: str = "tiny", messages: Sequence[Any] = USER_MESSAGES, **more: Any
-) -> Reply:
+) -> CollectedChoice:
     create: Any = client.chat.completions.create
-    if not stream:
-        (choice,) = create(model=model, messages=messages, **more).choices
-        message = choice.message
-        assert getattr(message, "reasoning", None) == getattr(message, "reasoning_content", None)
-        calls = message.tool_calls or []
-        return Reply(
-            message.content or "",
-            getattr(message, "reasoning_content", None) or "",
-            [(call.function.name, call.function.arguments) for call in calls],
-            [call.id for call in calls],
-            choice.finish_reason,
-        )
-    reply, names, arguments = Reply(), list[str](), list[str]()
-    for chunk in create(model=model, messages=messages, stream=True, **more):
-        for choice in chunk.choices:
-            reply.content += choice.delta.content or ""
-            reply.reasoning += getattr(choice.delta, "reasoning_content", None) or ""
-            reply.finish = choice.finish_reason or reply.finish
-            for call in choice.delta.tool_calls or []:
-                if call.index == len(names):
-                    assert call.type == "function"
-                    reply.ids.append(call.id)
-                    names.append(call.function.name)
-                    arguments.append("")
-                else:
-                    assert call.id is None
-                arguments[call.index] += call.function.arguments or ""
-    reply.calls = list(zip(names, arguments, strict=True))
-    return reply
+    (choice,), _, _ = collected(create(model=model, messages=messages, stream=stream, **more), stream)
+    return choice
 
 
 def shown(front: Front) -> str:
@@ -140,8 +103,8 @@ def takes(front: Front, text: str) -> bool:
 def test_a_call(front: Front, client: openai.OpenAI, stream: bool, choice: Any) -> None:
     front.answer(CALL)
     reply = request_chat(client, stream=stream, tools=TOOLS, tool_choice=choice)
-    assert reply.calls == [("weather", '{"city": "Köln"}')]
-    assert (reply.content, reply.finish) == ("", "tool_calls")
+    assert reply.calls == [["weather", '{"city": "Köln"}']]
+    assert (reply.text, reply.ended) == ("", "tool_calls")
     assert reply.ids[0].startswith("call_")
     grammar = front.dispatch.requests[-1].sampling.grammar
     if choice == "auto":
@@ -158,8 +121,8 @@ def test_a_call(front: Front, client: openai.OpenAI, stream: bool, choice: Any) 
 def test_text_and_several_calls(front: Front, client: openai.OpenAI, stream: bool) -> None:
     front.answer(f"Let me look.\n{CALL}\n{CALL}")
     reply = request_chat(client, stream=stream, tools=TOOLS)
-    assert reply.content == "Let me look."
-    assert reply.calls == [("weather", '{"city": "Köln"}')] * 2
+    assert reply.text == "Let me look."
+    assert reply.calls == [["weather", '{"city": "Köln"}']] * 2
     assert len(set(reply.ids)) == 2
     front.answer(f"{CALL}\n{CALL}")
     assert len(request_chat(client, stream=stream, tools=TOOLS, parallel_tool_calls=False).calls) == 1
@@ -170,19 +133,19 @@ def test_text_that_is_no_call_stays_content(front: Front, client: openai.OpenAI,
     for text in (CALL.replace("weather", "nobody"), "a < b <tool", "No call at all. \n"):
         front.answer(text)
         reply = request_chat(client, stream=stream, tools=TOOLS)
-        assert (reply.content, reply.calls, reply.finish) == (text, [], "stop")
+        assert (reply.text, reply.calls, reply.ended) == (text, [], "stop")
     front.answer(CALL)
-    assert request_chat(client, stream=stream, tools=TOOLS, tool_choice="none").content == CALL
+    assert request_chat(client, stream=stream, tools=TOOLS, tool_choice="none").text == CALL
     front.answer(CALL)
-    assert request_chat(client, stream=stream).content == CALL, "without tools marks are text"
+    assert request_chat(client, stream=stream).text == CALL, "without tools marks are text"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_truncated_call_has_finish_reason_length(front: Front, client: openai.OpenAI, stream: bool) -> None:
     front.stream(CALL[: CALL.index('": "Köln')], front.finished(FinishReason.LENGTH))
     reply = request_chat(client, stream=stream, tools=TOOLS, tool_choice="required")
-    assert reply.calls == [("weather", '{"city')]
-    assert reply.finish == "length"
+    assert reply.calls == [["weather", '{"city']]
+    assert reply.ended == "length"
 
 
 def test_tools_are_described_to_a_template_without_tool_support(front: Front, client: openai.OpenAI) -> None:
@@ -215,13 +178,11 @@ def test_markers_that_are_special_tokens_are_parsed(front: Front, client: openai
     mark = text.special_token("[TOOL_CALLS]")
     front.stream(mark, '[{"name": "weather", "arguments": {"city": "Bonn"}}]', 1, front.finished())
     reply = request_chat(client, stream=stream, model="mistral", tools=TOOLS, tool_choice="required")
-    assert reply.calls == [("weather", '{"city": "Bonn"}')]
+    assert reply.calls == [["weather", '{"city": "Bonn"}']]
     assert len(reply.ids[0]) == 9
     assert takes(front, '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Bonn"}}]')
     front.stream(mark, "Hello.", 1, front.finished())
-    assert request_chat(client, stream=stream, model="mistral").content == "Hello.", (
-        "without tools it is hidden as ever"
-    )
+    assert request_chat(client, stream=stream, model="mistral").text == "Hello.", "without tools it is hidden as ever"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -231,10 +192,10 @@ def test_thoughts(front: Front, client: openai.OpenAI, stream: bool) -> None:
     closing = text.special_token("</think>")
     front.stream("Hm. Köln?\n", closing, "\n\nParis.", 1, front.finished())
     reply = request_chat(client, stream=stream, model="thinker")
-    assert (reply.reasoning, reply.content, reply.finish) == ("Hm. Köln?", "Paris.", "stop")
+    assert (reply.reasoning, reply.text, reply.ended) == ("Hm. Köln?", "Paris.", "stop")
     front.stream("Hm.", closing, CALL, 1, front.finished())
     reply = request_chat(client, stream=stream, model="thinker", tools=TOOLS, tool_choice="required")
-    assert (reply.reasoning, reply.content, reply.calls) == ("Hm.", "", [("weather", '{"city": "Köln"}')])
+    assert (reply.reasoning, reply.text, reply.calls) == ("Hm.", "", [["weather", '{"city": "Köln"}']])
     assert takes(front, f"As I like.</think>\n\n{CALL}")
     front.answer("x")
     request_chat(client, stream=stream, model="thinker", response_format={"type": "json_object"})
@@ -246,7 +207,7 @@ def test_thoughts(front: Front, client: openai.OpenAI, stream: bool) -> None:
 def test_a_response_format(front: Front, client: openai.OpenAI, stream: bool) -> None:
     response_format = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": True}}
     front.answer('{"city": "Köln"}')
-    assert json.loads(request_chat(client, stream=stream, response_format=response_format).content) == {"city": "Köln"}
+    assert json.loads(request_chat(client, stream=stream, response_format=response_format).text) == {"city": "Köln"}
     assert takes(front, '{"city":"Köln"}')
     assert not takes(front, '{"town":"Köln"}')
     front.answer("x")
@@ -296,7 +257,7 @@ def test_an_invalid_option_is_refused_by_field(front: Front, client: openai.Open
 
 
 @pytest.mark.parametrize("name", ["functions", "function_call"])
-def test_deprecated_fields_name_their_replacement(front: Front, client: openai.OpenAI, name: str) -> None:
+def test_deprecated_fields_name_their_replacement(client: openai.OpenAI, name: str) -> None:
     with pytest.raises(openai.BadRequestError, match="use tool"):
         request_chat(client, stream=False, extra_body={name: [{"name": "f"}]})
 
@@ -307,13 +268,8 @@ def test_each_choice_is_parsed_separately(front: Front, client: openai.OpenAI, s
     front.answer(CALL)
     create: Any = client.chat.completions.create
     answer = create(model="tiny", messages=USER_MESSAGES, tools=TOOLS, logprobs=True, stream=stream)
-    entries = [
-        entry
-        for part in (answer if stream else [answer])
-        for choice in part.choices
-        for entry in ((choice.logprobs.content or []) if choice.logprobs else [])
-    ]
-    assert b"".join(bytes(entry.bytes) for entry in entries).decode() == CALL
+    (choice,), _, _ = collected(answer, stream)
+    assert b"".join(bytes(entry["bytes"]) for entry in choice.scores).decode() == CALL
 
 
 def test_schemas_of_tools_are_bounded_together_where_a_grammar_is_made_of_them(
@@ -328,7 +284,7 @@ def test_schemas_of_tools_are_bounded_together_where_a_grammar_is_made_of_them(
         request_chat(client, stream=False, tools=tools, tool_choice="required")
     assert caught.value.param == "tools[1].function.parameters"
     front.answer("Paris")
-    assert request_chat(client, stream=False, tools=tools).content == "Paris"
+    assert request_chat(client, stream=False, tools=tools).text == "Paris"
 
 
 @pytest.mark.parametrize("depth", [100, 200, 480, 900])

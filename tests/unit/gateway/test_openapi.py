@@ -93,14 +93,18 @@ RANGES = {
 NUMBERS = sorted(RANGES)
 
 
+def post(http: httpx.Client, name: str, value: Any) -> httpx.Response:
+    """Request a completion with the value, or a chat where only chats have the field."""
+    if name in ONLY_CHAT:
+        return http.post("/v1/chat/completions", json=CHAT | ONLY_CHAT[name] | {name: value})
+    return http.post("/v1/completions", json=TEXT | {name: value})
+
+
 @pytest.mark.parametrize("name", NUMBERS)
 def test_values_outside_a_documented_range_are_refused_by_name(front: Front, http: httpx.Client, name: str) -> None:
     front.instant()
     for value in outside(dict(RANGES[name])):
-        if name in ONLY_CHAT:
-            response = http.post("/v1/chat/completions", json=CHAT | ONLY_CHAT[name] | {name: value})
-        else:
-            response = http.post("/v1/completions", json=TEXT | {name: value})
+        response = post(http, name, value)
         assert (response.status_code, response.json()["error"]["param"]) == (400, name), value
     assert front.dispatch.requests == []
 
@@ -109,10 +113,7 @@ def test_values_outside_a_documented_range_are_refused_by_name(front: Front, htt
 def test_the_bounds_of_a_documented_range_are_accepted(front: Front, http: httpx.Client, name: str) -> None:
     front.instant()
     for value in inside(dict(RANGES[name])):
-        if name in ONLY_CHAT:
-            response = http.post("/v1/chat/completions", json=CHAT | ONLY_CHAT[name] | {name: value})
-        else:
-            response = http.post("/v1/completions", json=TEXT | {name: value})
+        response = post(http, name, value)
         assert response.status_code == 200, (value, response.text)
 
 

@@ -4,7 +4,7 @@ is compared with the first report once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -17,7 +17,7 @@ from tandem.routing.cost import RemotePrefixPlan
 from tandem.routing.prefix_accuracy import Prediction
 from tandem.routing.prefix_index import PrefixHit
 from tandem.routing.worker_view import Pair
-from tests.unit.gateway.rig import Rig, collect, pulled, token
+from tests.unit.gateway.rig import StartRig, collect, one_worker, pulled, token
 from tests.unit.gateway.scripted_worker import until
 
 NAMES = (BlockHash(b"a" * 16), BlockHash(b"b" * 16))
@@ -42,10 +42,9 @@ class Known:
         self.reports.append((predicted, num_cached))
 
 
-async def test_the_worker_that_computes_is_compared_once(make_rig: Callable[..., Rig]) -> None:
+async def test_the_worker_that_computes_is_compared_once(start_rig: StartRig) -> None:
     known = Known()
-    rig = make_rig(prefixes=known)
-    await rig.start()
+    rig = await start_rig(prefixes=known)
     prefill, decode = await rig.pair()
     known.held = {prefill.ref: 2, decode.ref: 1}
     request = await rig.running()
@@ -60,12 +59,10 @@ async def test_the_worker_that_computes_is_compared_once(make_rig: Callable[...,
     assert not [*rig.dispatch.director._queue.known()]
 
 
-async def test_without_a_prediction_nothing_is_compared(make_rig: Callable[..., Rig]) -> None:
+async def test_without_a_prediction_nothing_is_compared(start_rig: StartRig) -> None:
     known = Known()
-    rig = make_rig(prefixes=known)
-    await rig.start()
-    worker = await rig.add("m", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    rig = await start_rig(prefixes=known)
+    worker = await one_worker(rig)
     request = await rig.running()
     key = request.state.key
     worker.publish(Token(key, 0, SampledToken(100), num_cached_tokens=0), Finished(key, FinishReason.STOP, 1, 0))
@@ -73,12 +70,9 @@ async def test_without_a_prediction_nothing_is_compared(make_rig: Callable[..., 
     assert known.matched == [NAMES] and not known.reports
 
 
-async def test_the_outcome_of_a_prefix_fetch_is_reported(
-    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_outcome_of_a_prefix_fetch_is_reported(start_rig: StartRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scripted workers have no free blocks, so no fetch would be planned: the test sets the placements."""
-    rig = make_rig(prefixes=Known())
-    await rig.start()
+    rig = await start_rig(prefixes=Known())
     prefill, decode = await rig.pair()
     link = (decode.ref, prefill.ref)
     outcomes: list[tuple[Pair, bool]] = []

@@ -82,11 +82,12 @@ async def gateways(redis_url: str) -> AsyncIterator[Gateways]:
 
 
 @pytest.fixture
-def server() -> Iterator[RedisServer]:
-    """Run a Redis that can be stopped and restarted, with a path short enough for a Unix socket."""
+def server(gateways: Gateways) -> Iterator[RedisServer]:
+    """Run a Redis of the gateways' own that can be stopped, with a path short enough for a Unix socket."""
     with tempfile.TemporaryDirectory(prefix="tq-", dir="/tmp") as directory:
         server = RedisServer(Path(directory))
         server.start()
+        gateways.url = server.url
         yield server
         server.stop()
 
@@ -99,6 +100,12 @@ async def enter(quotas: TenantQuotas, who: Tenant, prompt: int = 1, output: int 
     entry = await quotas.enter(who, prompt, output)
     assert isinstance(entry, QuotaReservation)
     return entry
+
+
+def end(entry: QuotaReservation, used: TokenUsage) -> None:
+    """Close the reservation of a request that has used these tokens."""
+    entry.watch(lambda: used)
+    entry.close()
 
 
 def headers(found: QuotaReservation | RateLimitedError) -> dict[str, str]:
@@ -178,15 +185,12 @@ async def test_a_refusal_names_its_limit_and_the_retry_time(gateways: Gateways) 
     assert (error.reason, error.retry_after_s) == ("tokens_per_minute", 0.1)
     assert isinstance(error, RateLimitedError)
     assert (num_left(error, "requests"), num_left(error, "tokens")) == (5, 300)
-    entry.watch(lambda: TokenUsage(300, 0))
-    entry.close()
+    end(entry, TokenUsage(300, 0))
     for _ in range(5):
         (await enter(quotas, who, 0)).close()
     # None of those began, so they count for nothing.
     for _ in range(5):
-        entry = await enter(quotas, who, 0)
-        entry.watch(lambda: TokenUsage(0, 0))
-        entry.close()
+        end(await enter(quotas, who, 0), TokenUsage(0, 0))
     error = await refusal(quotas, who)
     assert (error.reason, error.retry_after_s) == ("requests_per_minute", 10.0)
 
@@ -235,9 +239,7 @@ async def test_several_prompts_found_feasible_are_admitted(
 async def test_feasibility_uses_the_output_of_earlier_requests(gateways: Gateways) -> None:
     quotas, who = gateways.add(), tenant(tokens_per_minute=600)
     for _ in range(20):
-        entry = await enter(quotas, who, 1, 100)
-        entry.watch(lambda: TokenUsage(0, 0))
-        entry.close()
+        end(await enter(quotas, who, 1, 100), TokenUsage(0, 0))
     quotas.check_feasible(who, [(100, 10_000)] * 3)
 
 
@@ -266,8 +268,7 @@ async def test_estimated_tokens_are_settled_with_the_used_ones(gateways: Gateway
     who = tenant(tokens_per_minute=1000)
     entry = await enter(one, who, 400, 10_000)  # the prompt, and the first guess at an output
     assert num_left(entry, "tokens") == 1000 - 400 - 256
-    entry.watch(lambda: TokenUsage(100, 20))
-    entry.close()
+    end(entry, TokenUsage(100, 20))
     entry.close()
     assert num_left(await enter(one, who, 1), "tokens") == 1000 - 120 - 1
     entry = await enter(two, who, 1)
@@ -371,7 +372,6 @@ async def test_a_script_that_redis_forgot_is_loaded_again(gateways: Gateways) ->
 
 
 async def test_without_redis_each_gateway_admits_its_part(gateways: Gateways, server: RedisServer) -> None:
-    gateways.url = server.url
     one, two = await gateways.pair()
     who = tenant(requests_per_minute=100, max_concurrency=90)
     server.stop()
@@ -384,7 +384,6 @@ async def test_without_redis_each_gateway_admits_its_part(gateways: Gateways, se
 
 
 async def test_alone_it_begins_where_the_shared_buckets_stood(gateways: Gateways, server: RedisServer) -> None:
-    gateways.url = server.url
     one, _ = await gateways.pair()
     who = tenant(tokens_per_minute=1000)
     assert num_left(await enter(one, who, 900), "tokens") == 100
@@ -394,7 +393,6 @@ async def test_alone_it_begins_where_the_shared_buckets_stood(gateways: Gateways
 
 
 async def test_alone_it_counts_what_was_open_before(gateways: Gateways, server: RedisServer) -> None:
-    gateways.url = server.url
     one, _ = await gateways.pair()
     who = tenant(max_concurrency=10)
     before = [await enter(one, who) for _ in range(4)]
@@ -409,19 +407,16 @@ async def test_alone_it_counts_what_was_open_before(gateways: Gateways, server: 
 async def test_alone_a_request_may_be_larger_than_the_part_of_one_gateway(
     gateways: Gateways, server: RedisServer
 ) -> None:
-    gateways.url = server.url
     one, _ = await gateways.pair()
     who = tenant(tokens_per_minute=1000)
     server.stop()
     entry = await enter(one, who, 900)
     assert headers(entry)["x-ratelimit-limit-tokens"] == "500"
-    entry.watch(lambda: TokenUsage(900, 0))
-    entry.close()
+    end(entry, TokenUsage(900, 0))
     assert (await refusal(one, who, 1)).retry_after_s == pytest.approx(401 * 0.12)
 
 
 async def test_usage_without_redis_is_reported_when_redis_is_back(gateways: Gateways, server: RedisServer) -> None:
-    gateways.url = server.url
     one, two = await gateways.pair()
     who = tenant(requests_per_minute=100, tokens_per_minute=1000, max_concurrency=10)
     shared = await enter(one, who, 100)
@@ -454,16 +449,13 @@ async def test_a_gateway_stays_local_while_the_shared_buckets_do_not_answer(
     gateways: Gateways, server: RedisServer
 ) -> None:
     """The gateway roll may still answer: in a cluster another node has it, and a full server still accepts removals."""
-    gateways.url = server.url
     quotas, who = gateways.add(), tenant(tokens_per_minute=1000)
     await quotas._heartbeat()
     (await enter(quotas, who, 100)).close()
     await asyncio.gather(*quotas._posted)
     async with RedisClient(server.url).redis as redis:
         await redis.config_set("maxmemory", 1)
-        used = await enter(quotas, who, 800)
-        used.watch(lambda: TokenUsage(800, 0))
-        used.close()
+        end(await enter(quotas, who, 800), TokenUsage(800, 0))
         for _ in range(3):
             gateways.time.ms += 6000  # idle for longer than from beat to beat
             with pytest.raises(StoreUnavailable):
@@ -495,7 +487,6 @@ async def test_losing_redis_triggers_an_early_reconnect(
 ) -> None:
     """Waiting for the next heartbeat would admit requests that the shared buckets do not count."""
     monkeypatch.setattr(quotas_module, "RETRY_S", 0.01)
-    gateways.url = server.url
     quotas = gateways.add()
     monkeypatch.setattr(quotas._store, "ttl_s", 100_000.0)
     await quotas.start()
@@ -512,7 +503,6 @@ async def test_losing_redis_triggers_an_early_reconnect(
 
 
 async def test_a_debt_that_the_refill_has_paid_is_not_charged(gateways: Gateways, server: RedisServer) -> None:
-    gateways.url = server.url
     quotas = gateways.add()
     await quotas._heartbeat()
     who = tenant(requests_per_minute=2, tokens_per_minute=600)
@@ -520,9 +510,7 @@ async def test_a_debt_that_the_refill_has_paid_is_not_charged(gateways: Gateways
     server.stop()
     for _ in range(10):
         gateways.time.ms += 60_000
-        entry = await enter(quotas, who, 600)
-        entry.watch(lambda: TokenUsage(600, 0))
-        entry.close()
+        end(await enter(quotas, who, 600), TokenUsage(600, 0))
     gateways.time.ms += 30_000
     server.start()
     await quotas._heartbeat()
@@ -532,15 +520,13 @@ async def test_a_debt_that_the_refill_has_paid_is_not_charged(gateways: Gateways
 
 
 async def test_a_settlement_that_redis_did_not_take_is_made_later(gateways: Gateways, server: RedisServer) -> None:
-    gateways.url = server.url
     one, two = await gateways.pair()
     who = tenant(tokens_per_minute=1000)
     entry = await enter(one, who, 100)
     await enter(two, who, 1)
     hurry(one)
     server.pause()
-    entry.watch(lambda: TokenUsage(10, 0))
-    entry.close()
+    end(entry, TokenUsage(10, 0))
     await asyncio.wait(one._posted)
     assert not one.is_reachable
     hurry(one, 30.0)
@@ -555,7 +541,6 @@ async def test_a_redis_that_hangs_holds_up_nobody_for_long(
     gateways: Gateways, server: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(quotas_module, "RETRY_S", 0.02)
-    gateways.url = server.url
     quotas = gateways.add()
     await quotas.start()
     who = tenant(requests_per_minute=100)

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
-from tandem.admission.quota import Levels, QuotaLimits, Reservation
-from tandem.admission.tenant import Tenant
-from tandem.admission.tenant_quota_state import QuotaReservation
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished, FinishReason, MigrationOffered
 from tandem.core.ids import HandoffId, HandoffKey, RequestId
 from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
 from tandem.gateway.context.request_context import RequestContext
 from tandem.orchestration import request_queue
-from tandem.orchestration.director import RequestDirector
 from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.routing import circuit_breaker
-from tests.unit.gateway.rig import Rig, collect, is_probe, pulled, token
+from tests.unit.gateway.rig import Rig, StartRig, busy_pair, collect, failure, is_probe, one_worker, pulled, token
 from tests.unit.gateway.scripted_worker import until
 
 
 async def test_the_decode_worker_reserves_first_and_tokens_arrive_in_order(rig: Rig) -> None:
-    prefill, decode = await rig.pair()
-    request = await rig.running()
+    prefill, decode, request = await busy_pair(rig)
     key = request.state.key
     assert isinstance(decode.jobs[-1], ResumeJob) and isinstance(prefill.jobs[-1], PrefillJob)
     assert decode.jobs[-1].source == prefill.ref
@@ -40,8 +34,7 @@ async def test_the_decode_worker_reserves_first_and_tokens_arrive_in_order(rig: 
 
 
 async def test_one_mixed_worker_serves_alone(rig: Rig) -> None:
-    worker = await rig.add("m", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    worker = await one_worker(rig)
     request = await rig.running()
     assert isinstance(worker.jobs[-1], GenerateJob) and request.path == "local"
     worker.publish(token(request.state.key, 0), Finished(request.state.key, FinishReason.STOP, 1, 0))
@@ -68,23 +61,19 @@ async def test_a_job_refused_for_capacity_is_retried_until_it_is_accepted(rig: R
 async def test_a_refusal_for_good_ends_the_request(rig: Rig) -> None:
     _, decode = await rig.pair()
     decode.on_submit = lambda job: (ErrorKind.CONTEXT_LENGTH, "too long")
-    with pytest.raises(TandemError, match="too long") as refused:
-        await collect(await rig.open())
-    assert refused.value.kind.http == 400
+    refused = await failure(await rig.open())
+    assert "too long" in refused.message and refused.kind.http == 400
 
 
-async def test_a_request_not_placed_in_time_fails_with_the_reason(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(queue_timeout_s=0.2)
-    await rig.start()
-    with pytest.raises(TandemError, match="no live worker serves the model") as refused:
-        await collect(await rig.open())
-    assert refused.value.kind is ErrorKind.NO_WORKER and refused.value.kind.http == 503
-    assert refused.value.retry_after_s
+async def test_a_request_not_placed_in_time_fails_with_the_reason(start_rig: StartRig) -> None:
+    rig = await start_rig(queue_timeout_s=0.2)
+    refused = await failure(await rig.open())
+    assert "no live worker serves the model" in refused.message and refused.retry_after_s
+    assert refused.kind is ErrorKind.NO_WORKER and refused.kind.http == 503
 
 
-async def test_the_request_queue_is_bounded(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(max_queued=1)
-    await rig.start()
+async def test_the_request_queue_is_bounded(start_rig: StartRig) -> None:
+    rig = await start_rig(max_queued=1)
     first = await rig.open()
     with pytest.raises(TandemError) as refused:
         await rig.open()
@@ -94,8 +83,7 @@ async def test_the_request_queue_is_bounded(make_rig: Callable[..., Rig]) -> Non
 
 
 async def test_a_full_worker_gets_no_jobs_until_it_reports_capacity(rig: Rig) -> None:
-    worker = await rig.add("m", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    worker = await one_worker(rig)
     busy = replace(worker.load, lane_tokens=(100,) * 3, lane_longest=(50,) * 3, num_queued_tokens=100,
                    num_horizon_tokens=60)  # fmt: skip
     worker.load = busy
@@ -113,21 +101,16 @@ async def test_a_full_worker_gets_no_jobs_until_it_reports_capacity(rig: Rig) ->
 
 
 async def test_the_clients_deadline_ends_queued_and_running_requests(rig: Rig) -> None:
-    queued = await rig.open(timeout_s=0.05)
-    with pytest.raises(TandemError) as late:
-        await collect(queued)
-    assert late.value.kind is ErrorKind.DEADLINE and late.value.reason == "deadline"
+    late = await failure(await rig.open(timeout_s=0.05))
+    assert late.kind is ErrorKind.DEADLINE and late.reason == "deadline"
     _, decode = await rig.pair()
     running = await rig.open(timeout_s=0.5)
-    with pytest.raises(TandemError) as late:
-        await collect(running)
-    assert late.value.kind is ErrorKind.DEADLINE
+    assert (await failure(running)).kind is ErrorKind.DEADLINE
     await until(lambda: "cancel" in decode.verbs(str(running.state.request.id)))
 
 
-async def test_a_request_without_progress_fails_and_is_cancelled_at_both_workers(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(progress_timeout_s=0.25, max_retries=1)
-    await rig.start()
+async def test_a_request_without_progress_fails_and_is_cancelled_at_both_workers(start_rig: StartRig) -> None:
+    rig = await start_rig(progress_timeout_s=0.25, max_retries=1)
     prefill, decode = await rig.pair()
     request = await rig.open()
     with pytest.raises(TandemError, match=r"no progress for 0\.25 s .*; 2 attempts") as late:
@@ -138,8 +121,7 @@ async def test_a_request_without_progress_fails_and_is_cancelled_at_both_workers
 
 
 async def test_a_failure_at_one_worker_ends_the_attempt_and_the_request_is_retried(rig: Rig) -> None:
-    prefill, decode = await rig.pair()
-    request = await rig.running()
+    prefill, decode, request = await busy_pair(rig)
     name = str(request.state.request.id)
     prefill.publish(token(request.state.key, 0))
     await until(lambda: request.state.num_delivered == 1)
@@ -154,15 +136,14 @@ async def test_a_failure_at_one_worker_ends_the_attempt_and_the_request_is_retri
     assert request.path == "remote;retries=1" and request.num_attempts == 2
 
 
-async def test_a_request_that_keeps_failing_ends_with_the_last_error(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(max_retries=2)
-    await rig.start()
+async def test_a_request_that_keeps_failing_ends_with_the_last_error(start_rig: StartRig) -> None:
+    rig = await start_rig(max_retries=2)
     worker = await rig.add("m", "mixed")
     worker.after_submit = lambda job: [Failed(job.key, ErrorKind.INTERNAL, "the step failed")]
     await until(lambda: rig.dispatch.ready() is None)
-    with pytest.raises(TandemError, match="the step failed; 3 attempts") as broken:
-        await collect(await rig.open())
-    assert broken.value.kind is ErrorKind.INTERNAL and len(worker.jobs) == 3
+    broken = await failure(await rig.open())
+    assert "the step failed; 3 attempts" in broken.message
+    assert broken.kind is ErrorKind.INTERNAL and len(worker.jobs) == 3
 
 
 @pytest.mark.parametrize("phase", ["QUEUED", "RESERVING", "STARTING", "RUNNING"])
@@ -182,9 +163,7 @@ async def test_a_disconnected_client_is_cancelled_once_at_each_worker(rig: Rig, 
     request.close()
     request.close()
     gate.set()
-    with pytest.raises(TandemError) as ended:
-        await collect(request)
-    assert ended.value.kind is ErrorKind.CANCELLED
+    assert (await failure(request)).kind is ErrorKind.CANCELLED
     begun = {"QUEUED": (), "RESERVING": (decode,), "STARTING": (decode, prefill), "RUNNING": (decode, prefill)}[phase]
     for worker in begun:
         await until(lambda worker=worker: "cancel" in worker.verbs(name))
@@ -197,8 +176,7 @@ async def test_a_disconnected_client_is_cancelled_once_at_each_worker(rig: Rig, 
 
 
 async def test_a_draining_gateway_finishes_running_requests_and_accepts_none(rig: Rig) -> None:
-    prefill, decode = await rig.pair()
-    request = await rig.running()
+    prefill, decode, request = await busy_pair(rig)
     draining = asyncio.create_task(rig.dispatch.drain(20))
     await until(lambda: rig.dispatch.ready() == "draining")
     with pytest.raises(TandemError) as refused:
@@ -212,19 +190,15 @@ async def test_a_draining_gateway_finishes_running_requests_and_accepts_none(rig
 
 
 async def test_a_drain_that_times_out_aborts_requests(rig: Rig) -> None:
-    prefill, decode = await rig.pair()
-    request = await rig.running()
+    prefill, decode, request = await busy_pair(rig)
     assert await rig.dispatch.drain(0.05) == 1
-    with pytest.raises(TandemError) as cut:
-        await collect(request)
-    assert cut.value.kind is ErrorKind.DRAINING
+    assert (await failure(request)).kind is ErrorKind.DRAINING
     name = str(request.state.request.id)
     await until(lambda: "cancel" in prefill.verbs(name) and "cancel" in decode.verbs(name))
 
 
 async def test_a_client_may_end_one_choice_while_others_continue(rig: Rig) -> None:
-    worker = await rig.add("m", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    worker = await one_worker(rig)
     request = await rig.running(num_choices=3)
     keys = worker.jobs[-1].keys
     assert isinstance(worker.jobs[-1], GenerateJob) and [key.choice for key in keys] == [0, 1, 2]
@@ -239,44 +213,11 @@ async def test_a_client_may_end_one_choice_while_others_continue(rig: Rig) -> No
     assert [event async for event in stream] == ends
 
 
-class _Quotas:
-    """Admit every request, and count how many reservations are closed."""
-
-    num_closed = 0
-
-    def check_feasible(self, tenant: Tenant, sizes: Sequence[tuple[int, int]]) -> None:
-        pass
-
-    async def enter(self, tenant: Tenant, num_prompt_tokens: int, max_output_tokens: int) -> QuotaReservation:
-        def on_close(*_: object) -> None:
-            self.num_closed += 1
-
-        return QuotaReservation(Reservation("one", 1, 0), Levels(), QuotaLimits(), on_close, is_shared=True)
-
-
-async def test_a_failure_after_admission_releases_the_quota(
-    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The kind of failure does not matter: an entry that is not closed counts against its tenant until it expires."""
-    quotas = _Quotas()
-    rig = make_rig(quotas=quotas)
-    await rig.start()
-
-    def breaks(*_: object, **__: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(RequestDirector, "submit", breaks)
-    with pytest.raises(ZeroDivisionError):
-        await rig.open()
-    assert quotas.num_closed == 1 and not rig.left_over()
-
-
 async def test_a_request_waits_less_long_for_a_missing_worker_than_for_a_full_one(
-    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+    start_rig: StartRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_queue, "REFUSAL_BACKOFF_S", 0.1)
-    rig = make_rig(no_worker_wait_s=0.1, queue_timeout_s=60.0)
-    await rig.start()
+    rig = await start_rig(no_worker_wait_s=0.1, queue_timeout_s=60.0)
     with pytest.raises(
         TandemError, match=r"within 0\.1 s .gateway\.no_worker_wait_s.: no live worker serves the model"
     ) as refused:
@@ -292,11 +233,10 @@ async def test_a_request_waits_less_long_for_a_missing_worker_than_for_a_full_on
 
 
 async def test_a_failing_worker_is_excluded_and_reported_in_metrics_and_errors(
-    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+    start_rig: StartRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(circuit_breaker, "BURST_S", 0.0)
-    rig = make_rig(queue_timeout_s=0.4)
-    await rig.start()
+    rig = await start_rig(queue_timeout_s=0.4)
     worker = await rig.add("m", "mixed")
     worker.after_submit = lambda job: [Failed(job.key, ErrorKind.INTERNAL, "the step failed")]
     await until(lambda: rig.dispatch.ready() is None)
@@ -306,8 +246,7 @@ async def test_a_failing_worker_is_excluded_and_reported_in_metrics_and_errors(
 
 
 async def test_a_failing_placement_ends_only_its_own_request(rig: Rig) -> None:
-    worker = await rig.add("m", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    worker = await one_worker(rig)
     broken, other = await rig.running(), await rig.running()
 
     def breaks(*_: object, **__: object) -> None:
@@ -316,15 +255,14 @@ async def test_a_failing_placement_ends_only_its_own_request(rig: Rig) -> None:
     broken.state.reported = breaks  # type: ignore[method-assign, assignment]
     end = Finished(broken.state.key, FinishReason.STOP, 0, 0)
     worker.publish(end, Finished(other.state.key, FinishReason.STOP, 0, 0))
-    with pytest.raises(TandemError, match="ZeroDivisionError") as ended:
-        await collect(broken)
-    assert ended.value.kind is ErrorKind.INTERNAL and await collect(other) == []
+    ended = await failure(broken)
+    assert "ZeroDivisionError" in ended.message and ended.kind is ErrorKind.INTERNAL
+    assert await collect(other) == []
     await until(lambda: "cancel" in worker.verbs(str(broken.state.request.id)))
 
 
 async def test_a_sequence_of_a_draining_worker_migrates_to_a_free_worker(rig: Rig) -> None:
-    old = await rig.add("a", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    old = await one_worker(rig, "a")
     request = await rig.running()
     key, offer = request.state.key, HandoffKey(HandoffId("m"), 1)
     new = await rig.add("b", "mixed")
@@ -342,8 +280,7 @@ async def test_a_sequence_of_a_draining_worker_migrates_to_a_free_worker(rig: Ri
 
 async def test_sequences_that_drain_together_migrate_to_several_workers(rig: Rig) -> None:
     """Each placement counts the sequences already on their way to a worker, before that worker has replied."""
-    old = await rig.add("a", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    old = await one_worker(rig, "a")
     requests = [await rig.running() for _ in range(6)]
     others = [await rig.add(name, "mixed") for name in ("b", "c", "d")]
     await until(lambda: len(rig.fleet.views()) == 4)
@@ -359,12 +296,8 @@ async def test_sequences_that_drain_together_migrate_to_several_workers(rig: Rig
 async def test_a_job_that_cannot_be_encoded_no_longer_counts_as_inflight(rig: Rig) -> None:
     """Token ids come from clients, and a large one does not fit its proto field."""
     await rig.pair()
-    request = Request(
-        id=RequestId("huge"), model="tiny", prompt_tokens=(1 << 40,), sampling=SamplingParams(max_tokens=3)
-    )
-    with pytest.raises(TandemError) as refused:
-        await collect(
-            await rig.dispatch.open(request, RequestContext(request_id=request.id, received_at=0.0), PhaseLedger(0.0))
-        )
-    assert refused.value.kind is ErrorKind.INVALID_REQUEST
+    huge = Request(id=RequestId("huge"), model="tiny", prompt_tokens=(1 << 40,), sampling=SamplingParams(max_tokens=3))
+    caller = RequestContext(request_id=huge.id, received_at=0.0)
+    refused = await failure(await rig.dispatch.open(huge, caller, PhaseLedger(0.0)))
+    assert refused.kind is ErrorKind.INVALID_REQUEST
     assert [(view.num_inflight, view.unreported) for view in rig.fleet.views()] == [(0, ()), (0, ())]

@@ -9,7 +9,7 @@ from tandem.core.ids import GatewayId, WorkerId
 from tandem.gateway.console.snapshot import take_snapshot
 from tandem.gateway.console.view import GatewaySnapshot
 from tandem.gateway.telemetry.kv_flows import Flow
-from tests.unit.gateway.rig import Rig, collect, token
+from tests.unit.gateway.rig import Rig, busy_pair, collect, token
 from tests.unit.gateway.scripted_worker import until
 
 
@@ -31,8 +31,7 @@ async def test_probes_are_neither_requests_nor_flows(rig: Rig) -> None:
 
 
 async def test_kv_that_moves_for_a_client_is_a_flow(rig: Rig) -> None:
-    prefill, decode = await rig.pair()
-    request = await rig.running()
+    prefill, decode, request = await busy_pair(rig)
     seen = snapshot_of(rig)
     assert dict(seen.num_open) == {("open", False): 1} and seen.now >= seen.began_at
     key = request.state.key

@@ -27,7 +27,7 @@ from tandem.gateway.workers.pool_events import PlacementsChanged
 from tandem.orchestration import director
 from tandem.orchestration.director import deadline_error
 from tandem.wire.worker_codec import decode_update
-from tests.unit.gateway.rig import Rig, collect, token
+from tests.unit.gateway.rig import Rig, collect, failure, one_worker, token
 from tests.unit.gateway.scripted_worker import until
 
 
@@ -88,10 +88,7 @@ async def test_the_ticker_goes_on(rig: Rig, monkeypatch: pytest.MonkeyPatch, cap
     tick = FailsOnce(rig.dispatch.director.on_timer)
     monkeypatch.setattr(rig.dispatch.director, "on_timer", tick)
     await until(lambda: tick.num_calls)
-    late = await rig.open(timeout_s=0.01)
-    with pytest.raises(TandemError) as error:
-        await collect(late)
-    assert error.value.kind is ErrorKind.DEADLINE
+    assert (await failure(await rig.open(timeout_s=0.01))).kind is ErrorKind.DEADLINE
     assert_logged_once(caplog, "the tick")
 
 
@@ -106,12 +103,8 @@ async def test_one_request_that_cannot_be_seen_to_holds_up_no_other(
         return deadline_error(left_s, prefill_s)
 
     monkeypatch.setattr(director, "deadline_error", look)
-    late = await rig.open(timeout_s=0.01)
-    with pytest.raises(TandemError) as error:
-        await collect(late)
-    assert error.value.kind is ErrorKind.DEADLINE
-    with pytest.raises(TandemError, match="the gateway failed"):
-        await collect(first)
+    assert (await failure(await rig.open(timeout_s=0.01))).kind is ErrorKind.DEADLINE
+    assert "the gateway failed" in (await failure(first)).message
     await until(lambda: f"request {first.state.request.id} because" in caplog.text)
     first.close()
 
@@ -129,8 +122,7 @@ async def test_workers_are_looked_for_again(
 async def test_a_worker_that_was_not_understood_is_watched_again(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker = await rig.add("m", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    worker = await one_worker(rig)
     request = await rig.running()
     key, watched = request.state.key, len(worker.positions)
     monkeypatch.setattr("tandem.gateway.workers.worker_link.decode_update", FailsOnce(decode_update))
@@ -197,8 +189,7 @@ async def test_the_tenants_file_that_was_not_taken_is_read_again(
 async def test_a_worker_whose_update_could_not_be_applied_sends_it_again(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker = await rig.add("m", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    worker = await one_worker(rig)
     request = await rig.running()
     key, watched = request.state.key, len(worker.positions)
     apply = FailsOnce(rig.dispatch.director.on_worker_events)
@@ -215,15 +206,13 @@ async def test_a_worker_whose_positions_could_not_be_found_is_watched_at_the_nex
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rig.dispatch.director, "positions", FailsOnce(rig.dispatch.director.positions))
-    await rig.add("m", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    await one_worker(rig)
 
 
 async def test_an_event_that_cannot_be_processed_delays_no_other(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    worker = await rig.add("m", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    worker = await one_worker(rig)
     request = await rig.running()
     key = request.state.key
     await until(rig.fleet._events.empty)  # a report among them may place requests too

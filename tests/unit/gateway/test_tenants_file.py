@@ -15,6 +15,7 @@ from tandem.core.lane import Lane
 from tandem.gateway.tenants.authenticator import MAX_KEY_CHARS, ApiKeyAuthenticator, api_keys
 from tandem.gateway.tenants.tenants_file import parse_tenants
 from tandem.gateway.tenants.tenants_watch import TenantsWatch, read_tenants
+from tests.unit.gateway.scripted_worker import until
 
 KEY, OTHER = "tdm_one", "tdm_other"
 HASH, OTHER_HASH = hash_text(key_digest(KEY)), hash_text(key_digest(OTHER))
@@ -251,8 +252,6 @@ async def test_the_watch_looks_by_itself_and_ends(tmp_path: Path, monkeypatch: p
     watch = TenantsWatch(path, "off", authenticator)
     await watch.start()
     path.write_text(one(OTHER_HASH))
-    from tests.unit.gateway.scripted_worker import until
-
     await until(lambda: key_digest(OTHER) in authenticator._tenants.keys)
     await watch.stop()
 

@@ -19,7 +19,7 @@ from tandem.admission.tenant_quota_state import QuotaReservation, TokenUsage
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Failed, Finished, FinishReason, Token
-from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerId, WorkerRef
+from tandem.core.ids import HandoffId, JobKey, RequestId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import GenerateJob, Request, SamplingParams
 from tandem.gateway.app import GatewayApp
@@ -32,7 +32,7 @@ from tandem.orchestration.director import OpenRequest, RequestDirector
 from tandem.orchestration.request_state import JobGroupPhase
 from tandem.routing.placement import Placement
 from tests.unit.gateway.conftest import ScriptedDispatch
-from tests.unit.gateway.rig import Rig, pulled, token
+from tests.unit.gateway.rig import Rig, StartRig, busy_pair, collect, pulled, token
 from tests.unit.gateway.scripted_worker import until
 from tests.unit.orchestration.known_workers import BookedWorkers
 
@@ -221,21 +221,17 @@ def quotas() -> ScriptedQuotas:
 
 
 @pytest.fixture
-async def rig(make_rig: Callable[..., Rig], quotas: ScriptedQuotas) -> Rig:
-    rig = make_rig(quotas)
-    await rig.start()
-    return rig
+async def rig(start_rig: StartRig, quotas: ScriptedQuotas) -> Rig:
+    return await start_rig(quotas=quotas)
 
 
 async def test_a_request_is_settled_once_with_what_was_computed(rig: Rig, quotas: ScriptedQuotas) -> None:
-    prefill, decode = await rig.pair()
-    request = await rig.running()
+    prefill, decode, request = await busy_pair(rig)
     assert request.rate_limits["x-ratelimit-limit-requests"] == "7"
     key = request.state.key
     prefill.publish(token(key, 0))
     decode.publish(pulled(key), token(key, 0), token(key, 1), token(key, 2), Finished(key, FinishReason.LENGTH, 3, 8))
-    async for _ in request:
-        pass
+    await collect(request)
     request.close()
     assert quotas.requested == [("open", 16, 3)] and quotas.settled == [TokenUsage(16 - 8, 3)]
 
@@ -244,8 +240,7 @@ async def test_a_request_is_settled_once_with_what_was_computed(rig: Rig, quotas
 async def test_a_disconnected_client_pays_for_the_prompt_and_the_delivered_tokens(
     rig: Rig, quotas: ScriptedQuotas, num_cached: int | None
 ) -> None:
-    prefill, _ = await rig.pair()
-    request = await rig.running()
+    prefill, _, request = await busy_pair(rig)
     prefill.publish(replace(token(request.state.key, 0), num_cached_tokens=num_cached))
     await anext(aiter(request))
     request.close()
@@ -254,8 +249,7 @@ async def test_a_disconnected_client_pays_for_the_prompt_and_the_delivered_token
 
 
 async def test_tokens_cached_by_an_earlier_attempt_are_charged(rig: Rig, quotas: ScriptedQuotas) -> None:
-    prefill, decode = await rig.pair()
-    request = await rig.running()
+    prefill, decode, request = await busy_pair(rig)
     key = request.state.key
     prefill.publish(replace(token(key, 0), num_cached_tokens=0))
     await anext(aiter(request))
@@ -277,8 +271,7 @@ async def test_tokens_may_arrive_before_the_submit_reply(rig: Rig, quotas: Scrip
     key = request.state.key
     prefill.publish(token(key, 0), Finished(key, None, 1, 0))
     decode.publish(pulled(key), token(key, 0), token(key, 1), Finished(key, FinishReason.LENGTH, 2, 0))
-    async for _ in request:
-        pass
+    await collect(request)
     prefill.hold_submit.set()
     assert quotas.settled == [TokenUsage(16, 2)]
 
@@ -331,6 +324,20 @@ async def test_a_quota_that_refuses_leaves_nothing(rig: Rig, quotas: ScriptedQuo
     assert refused.value is quotas.refusal and not rig.left_over()
 
 
+async def test_a_failure_after_admission_releases_the_quota(
+    rig: Rig, quotas: ScriptedQuotas, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kind of failure does not matter: an entry that is not closed counts against its tenant until it expires."""
+
+    def breaks(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(RequestDirector, "submit", breaks)
+    with pytest.raises(ZeroDivisionError):
+        await rig.open()
+    assert quotas.settled == [None] and not rig.left_over()
+
+
 async def test_the_feasibility_check_uses_the_requested_sizes(rig: Rig, quotas: ScriptedQuotas) -> None:
     await rig.pair()
     requests = [await rig.open(num_choices=num_choices) for num_choices in (1, 2)]
@@ -355,21 +362,22 @@ async def test_a_drain_during_admission_releases_the_quota(rig: Rig, quotas: Scr
     assert refused.value.kind is ErrorKind.DRAINING and quotas.settled == [None]
 
 
+def caller_of(policy: Any, requested: Any = None, lane: Lane = Lane.INTERACTIVE) -> RequestContext:
+    """Return the context of a request whose tenant has a policy of disaggregation, and which may request another."""
+    tenant = Tenant(id=TenantId("t"), disaggregation=policy, lane=lane)
+    return RequestContext(request_id="r", received_at=0.0, tenant=tenant, disaggregation=requested)
+
+
 async def test_a_request_chooses_where_its_tenant_may(rig: Rig) -> None:
     await rig.pair()
     for policy, requested, num_jobs in ((None, "off", 1), ("off", "off", 1), ("prefer", "strict", 2)):
         before = sum(len(worker.jobs) for worker in rig.workers)
-        tenant = Tenant(id="t", disaggregation=policy)  # type: ignore[arg-type]
-        caller = RequestContext(request_id="r", received_at=0.0, tenant=tenant, disaggregation=requested)  # type: ignore[arg-type]
-        request = await rig.open(caller=caller)
+        request = await rig.open(caller=caller_of(policy, requested))
         await until(lambda request=request: request.state.phase.name == "RUNNING")
         assert sum(len(worker.jobs) for worker in rig.workers) - before == num_jobs
         request.close()
-    caller = RequestContext(
-        request_id="r", received_at=0.0, tenant=Tenant(id="t", disaggregation="off"), disaggregation="auto"
-    )
     with pytest.raises(TandemError, match="the policy of this tenant is off"):
-        await rig.open(caller=caller)
+        await rig.open(caller=caller_of("off", "auto"))
     assert len(rig.dispatch.director.queue) == 0
 
 
@@ -378,8 +386,7 @@ async def test_a_tenants_own_policy_beats_that_of_the_gateway(rig: Rig) -> None:
     jobs: dict[str, list[Any]] = {"off": [], "gateway": []}
     for name, policy in (("off", "off"), ("gateway", None)):
         before = [len(worker.jobs) for worker in rig.workers]
-        tenant = Tenant(id="t", disaggregation=policy, lane=Lane.BATCH)  # type: ignore[arg-type]
-        request = await rig.open(caller=RequestContext(request_id="r", received_at=0.0, tenant=tenant))
+        request = await rig.open(caller=caller_of(policy, lane=Lane.BATCH))
         await until(lambda request=request: request.state.phase.name == "RUNNING")
         jobs[name] = [job for worker, n in zip(rig.workers, before, strict=True) for job in worker.jobs[n:]]
         request.close()

@@ -16,7 +16,7 @@ from tandem.gateway.workers import worker_link
 from tandem.wire.peer_auth import PeerAuth
 from tandem.wire.secret_file import SecretFile
 from tests.certificates import Authority
-from tests.unit.gateway.rig import Rig, collect, pulled, token
+from tests.unit.gateway.rig import Rig, collect, one_worker, pulled, token
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
 
 Make = Callable[..., Rig]
@@ -172,6 +172,5 @@ async def test_a_worker_that_is_bound_to_lanes_gets_only_their_requests(rig: Rig
 async def test_a_worker_of_an_unknown_lane_is_not_used(rig: Rig) -> None:
     """A newer release may know more lanes; which of its requests a worker would take is not known here."""
     await rig.add("w", "mixed", lanes=["nightly"])
-    await rig.add("i", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    await one_worker(rig, "i")
     assert [view.ref.id for view in rig.fleet.views()] == ["i"]

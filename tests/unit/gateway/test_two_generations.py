@@ -10,7 +10,7 @@ import pytest
 from tandem.core.events import Finished, FinishReason
 from tandem.core.request import ResumeJob
 from tandem.gateway.orchestration.active_request import ActiveRequest
-from tests.unit.gateway.rig import Rig, collect, is_probe, pulled, token
+from tests.unit.gateway.rig import Rig, collect, is_probe, lose, pulled, token
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
 
 NUM_REQUESTS = 8
@@ -56,8 +56,7 @@ async def test_an_old_generation_leaves_without_a_failed_request(rig: Rig, revis
     assert [await finish(rig, request) for request in requests] == [[0, 1, 2]] * len(requests)
     assert rig.dispatch.ready() is None
     for worker in old:
-        rig.workers.remove(worker)
-        await worker.stop()
+        await lose(rig, worker)
     await until(lambda: {view.ref for view in rig.fleet.views()} == {worker.ref for worker in new})
     assert rig.dispatch.ready() is None
     assert await finish(rig, await rig.running()) == [0, 1, 2]

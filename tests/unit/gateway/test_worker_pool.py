@@ -19,7 +19,7 @@ from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.orchestration import driver
 from tandem.gateway.workers import worker_link, worker_pool
 from tandem.orchestration.request_state import JobGroupPhase
-from tests.unit.gateway.rig import Rig, collect, is_probe, probe_events, pulled, token
+from tests.unit.gateway.rig import Rig, StartRig, busy_pair, collect, failure, is_probe, lose, one_worker, pulled, token
 from tests.unit.gateway.scripted_worker import until
 
 MOVED_NOTHING = "no block has moved between a prefill and a decode worker of model tiny yet"
@@ -30,8 +30,7 @@ async def test_readiness_names_what_is_missing(rig: Rig) -> None:
     assert rig.dispatch.ready() == "no live worker"
     await rig.add("p", "prefill", works=False)
     await until(lambda: rig.dispatch.ready() == "model tiny has no live decode worker")
-    decode = await rig.add("d", "decode", works=False)
-    decode.after_submit = probe_events
+    decode = await rig.add("d", "decode")
     decode.on_submit = lambda job: (ErrorKind.INTERNAL, "no transport")
     await until(lambda: rig.dispatch.ready() == MOVED_NOTHING)
     assert [model.name for model in rig.dispatch.models()] == ["tiny"]
@@ -44,8 +43,7 @@ async def test_a_gateway_that_was_ready_stays_ready_while_one_worker_can_serve(
     prefill, decode = await rig.pair()
     await until(lambda: rig.fleet._was_ready)
     for lost, pool, name in ((prefill, "prefill", "q"), (decode, "decode", "e")):
-        rig.workers.remove(lost)
-        await lost.stop()
+        await lose(rig, lost)
         await until(lambda: rig.fleet.num_live()[pool] == 0)  # noqa: B023 # read in this turn
         assert rig.dispatch.ready() is None
         assert rig.dispatch.problem() == f"model tiny has no live {pool} worker"
@@ -56,8 +54,7 @@ async def test_a_gateway_that_was_ready_stays_ready_while_one_worker_can_serve(
         await rig.add(name, pool)
         await until(lambda: rig.dispatch.problem() is None)
     for worker in list(rig.workers):
-        rig.workers.remove(worker)
-        await worker.stop()
+        await lose(rig, worker)
     await until(lambda: rig.dispatch.ready() == NO_WORKER)
 
 
@@ -70,17 +67,15 @@ async def test_a_new_gateway_waits_for_a_pair_only_so_long(rig: Rig, monkeypatch
     assert rig.dispatch.ready() is None
 
 
-async def test_a_strict_gateway_without_a_pair_is_not_ready(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(disaggregation="strict")
-    await rig.start()
+async def test_a_strict_gateway_without_a_pair_is_not_ready(start_rig: StartRig) -> None:
+    rig = await start_rig(disaggregation="strict")
     prefill, _ = await rig.pair()
-    rig.workers.remove(prefill)
-    await prefill.stop()
+    await lose(rig, prefill)
     await until(lambda: rig.dispatch.ready() == "model tiny has no live prefill worker")
 
 
 async def test_workers_are_looked_for_often_only_while_nothing_can_be_served(
-    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+    start_rig: StartRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_pool, "DISCOVERY_PERIOD_S", 3600.0)
     monkeypatch.setattr(worker_pool, "SEARCH_PERIOD_S", 0.01)
@@ -92,8 +87,7 @@ async def test_workers_are_looked_for_often_only_while_nothing_can_be_served(
         await sleep(seconds)
 
     monkeypatch.setattr(asyncio, "sleep", recording_sleep)
-    rig = make_rig()
-    await rig.start()
+    rig = await start_rig()
     await rig.pair()
     await until(lambda: 3600.0 in waits)
     late = await rig.add("e", "decode")
@@ -144,12 +138,9 @@ async def test_a_pair_that_lost_kv_moves_a_block_again_before_it_is_used(rig: Ri
     await until(lambda: rig.fleet.pairs.linked == {(prefill.ref, decode.ref)})
 
 
-async def test_a_suspected_pair_is_probed_at_once(
-    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_suspected_pair_is_probed_at_once(start_rig: StartRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_pool, "DISCOVERY_PERIOD_S", 3600.0)
-    rig = make_rig()
-    await rig.start()
+    rig = await start_rig()
     prefill, decode = await rig.pair()
     await until(lambda: not rig.dispatch._probes)
     for _ in range(2):  # the first may meet the last look of the search
@@ -170,8 +161,7 @@ async def test_a_draining_worker_is_neither_probed_nor_given_work(rig: Rig) -> N
 
 async def test_a_broken_stream_goes_on_without_a_gap_or_a_repeat(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_link, "RECONNECT_S", 20.0)
-    prefill, decode = await rig.pair()
-    request = await rig.running()
+    prefill, decode, request = await busy_pair(rig)
     key = request.state.key
     prefill.publish(token(key, 0), Finished(key, None, 1, 0))
     decode.publish(pulled(key), token(key, 0), token(key, 1))
@@ -186,15 +176,13 @@ async def test_a_broken_stream_goes_on_without_a_gap_or_a_repeat(rig: Rig, monke
 
 
 async def test_queued_requests_are_placed_when_a_stream_is_back(
-    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+    start_rig: StartRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver, "TICK_S", 3600.0)
     monkeypatch.setattr(worker_link, "RETRY_S", 0.1)
     monkeypatch.setattr(worker_link, "RECONNECT_S", 20.0)
-    rig = make_rig()
-    await rig.start()
-    worker = await rig.add("m", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    rig = await start_rig()
+    worker = await one_worker(rig)
     worker.break_streams()
     await until(lambda: rig.dispatch.ready() == NO_WORKER)
     request = await rig.open()
@@ -203,33 +191,27 @@ async def test_queued_requests_are_placed_when_a_stream_is_back(
     request.close()
 
 
-async def test_a_worker_that_falls_silent_is_lost(
-    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = make_rig(worker_timeout_s=0.5, max_retries=0)
-    await rig.start()
-    prefill, decode = await rig.pair()
-    request = await rig.running()
+async def test_a_worker_that_falls_silent_is_lost(start_rig: StartRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = await start_rig(worker_timeout_s=0.5, max_retries=0)
+    prefill, decode, request = await busy_pair(rig)
     key = request.state.key
     prefill.publish(token(key, 0), Finished(key, None, 1, 0))
     decode.publish(pulled(key), token(key, 0))
     await until(lambda: request.state.pulled is not None)
     monkeypatch.setattr(worker_link, "RECONNECT_S", 0.0)
     decode.mute = True
-    with pytest.raises(TandemError, match=r"silent for 0\.5 s") as lost:
-        await collect(request)
-    assert lost.value.kind is ErrorKind.WORKER_LOST and lost.value.kind.http == 502
+    lost = await failure(request)
+    assert "silent for 0.5 s" in lost.message and lost.kind is ErrorKind.WORKER_LOST and lost.kind.http == 502
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_a_worker_whose_process_has_ended_is_lost_before_any_timeout(
-    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, role: str
+    start_rig: StartRig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, role: str
 ) -> None:
     """Its requests are placed on other workers without a tick of the driver."""
     monkeypatch.setattr(driver, "TICK_S", 3600.0)
     monkeypatch.setattr(worker_link, "RECONNECT_S", 3600.0)
-    rig = make_rig()
-    await rig.start()
+    rig = await start_rig()
     prefill, decode = await rig.pair()
     lost, other = (prefill, decode) if role == "prefill" else (decode, prefill)
     request = await rig.running()
@@ -254,8 +236,7 @@ async def test_a_worker_whose_process_has_ended_is_lost_before_any_timeout(
 
 
 async def test_a_lost_prefill_process_costs_no_request(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    prefill, decode = await rig.pair()
-    request = await rig.running()
+    prefill, decode, request = await busy_pair(rig)
     prefill.publish(token(request.state.key, 0))
     await until(lambda: request.state.num_delivered == 1)
     monkeypatch.setattr(worker_link, "RECONNECT_S", 0.05)
@@ -309,8 +290,7 @@ async def test_a_late_submit_reply_does_not_override_a_newer_report(rig: Rig) ->
 
 
 async def test_a_newer_life_takes_the_place_of_the_older(rig: Rig) -> None:
-    prefill, decode = await rig.pair()
-    request = await rig.running()
+    prefill, decode, request = await busy_pair(rig)
     rig.workers.remove(decode)
     newer = await rig.add("d", "decode")
     assert newer.ref.incarnation > decode.ref.incarnation
@@ -325,16 +305,13 @@ async def test_a_newer_life_takes_the_place_of_the_older(rig: Rig) -> None:
 
 
 async def test_a_model_whose_last_worker_is_gone_is_served_for_as_long_as_its_requests_wait(
-    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+    start_rig: StartRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise requests that arrive while a worker restarts would be refused, and only earlier ones would wait."""
     monkeypatch.setattr(worker_link, "RECONNECT_S", 0.1)
-    rig = make_rig(no_worker_wait_s=60.0)
-    await rig.start()
-    worker = await rig.add("m", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
-    rig.workers.remove(worker)
-    await worker.stop()
+    rig = await start_rig(no_worker_wait_s=60.0)
+    worker = await one_worker(rig)
+    await lose(rig, worker)
     await until(lambda: not rig.fleet._links)
     assert [model.name for model in rig.dispatch.models()] == ["tiny"] and rig.dispatch.ready() == NO_WORKER
     request = await rig.open()
@@ -354,11 +331,9 @@ async def test_requests_for_a_model_that_a_planner_can_wake_are_held_by_a_ready_
     rig.fleet.wakeable = lambda: models
     rig.fleet.optional_roles = lambda: {name: {"prefill", "decode"} for name in models}
     await rig.start()
-    worker = await rig.add("m", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    worker = await one_worker(rig)
     models |= rig.fleet.live_models()
-    rig.workers.remove(worker)
-    await worker.stop()
+    await lose(rig, worker)
     await until(lambda: not rig.fleet._links)
 
     assert [model.name for model in rig.dispatch.models()] == ["tiny"] and rig.dispatch.ready() is None
@@ -377,16 +352,14 @@ async def test_requests_for_a_model_that_a_planner_can_wake_are_held_by_a_ready_
     assert caplog.text.count("requests for model tiny are held until a worker can serve them") == 1
 
     for last in list(rig.workers):
-        rig.workers.remove(last)
-        await last.stop()
+        await lose(rig, last)
     await until(lambda: not rig.fleet._links)
     models.clear()  # the planner is gone too
     assert rig.dispatch.models() == () and rig.dispatch.ready() == NO_WORKER
 
 
-async def test_a_strict_gateway_is_ready_while_the_missing_role_can_be_woken(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(disaggregation="strict", wake_timeout_s=60.0)
-    await rig.start()
+async def test_a_strict_gateway_is_ready_while_the_missing_role_can_be_woken(start_rig: StartRig) -> None:
+    rig = await start_rig(disaggregation="strict", wake_timeout_s=60.0)
     await rig.add("d", "decode")
     await until(lambda: rig.dispatch.ready() == "model tiny has no live prefill worker")
     models = rig.fleet.live_models()
@@ -412,8 +385,7 @@ async def test_only_what_the_planner_may_end_is_not_missed(make_rig: Callable[..
     prefill = await rig.add("p", "prefill", works=False)
     await until(lambda: missing() == ["link"])
     for worker in (prefill, decode):
-        rig.workers.remove(worker)
-        await worker.stop()
+        await lose(rig, worker)
     await until(lambda: not rig.fleet.views())
     await until(lambda: missing() == [])
     roles.remove("decode")
@@ -426,11 +398,10 @@ async def test_only_what_the_planner_may_end_is_not_missed(make_rig: Callable[..
 
 
 async def test_a_gateway_that_cannot_reach_a_registered_worker_does_not_wait_for_a_planner(
-    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+    make_rig: Callable[..., Rig], start_rig: StartRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_link, "RECONNECT_S", 0.1)
-    other = make_rig()
-    await other.start()
+    other = await start_rig()
     await other.add("m", "mixed")
     await until(other.fleet.live_models)
     models = other.fleet.live_models()
@@ -450,8 +421,7 @@ async def test_a_gateway_that_cannot_reach_a_registered_worker_does_not_wait_for
     await until(lambda: rig.dispatch.ready() is None)
     rig.workers.append(unreachable)
     await until(lambda: rig.dispatch.ready() == NO_WORKER)
-    await rig.add("o", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    await one_worker(rig, "o")
 
 
 async def test_an_ended_worker_that_has_not_left_the_registry_yet_is_no_missing_one(
@@ -463,8 +433,7 @@ async def test_an_ended_worker_that_has_not_left_the_registry_yet_is_no_missing_
     models: dict[str, ServedModel] = {}
     rig.fleet.wakeable = lambda: models
     await rig.start()
-    worker = await rig.add("m", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    worker = await one_worker(rig)
     models |= rig.fleet.live_models()
     link = rig.fleet._links[worker.ref.id]
     await worker.stop()
@@ -474,25 +443,18 @@ async def test_an_ended_worker_that_has_not_left_the_registry_yet_is_no_missing_
     await until(lambda: rig.dispatch.ready() == NO_WORKER)
 
 
-async def test_a_draining_gateway_ends_held_requests(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(wake_timeout_s=60.0)
-    await rig.start()
+async def test_a_draining_gateway_ends_held_requests(start_rig: StartRig) -> None:
+    rig = await start_rig(wake_timeout_s=60.0)
     held = await rig.open()
     assert await rig.dispatch.drain(0.05) == 1
-    with pytest.raises(TandemError) as error:
-        await collect(held)
-    assert error.value.kind is ErrorKind.DRAINING
+    assert (await failure(held)).kind is ErrorKind.DRAINING
 
 
-async def test_a_model_without_workers_is_eventually_not_served(
-    make_rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = make_rig(no_worker_wait_s=0.1)
-    await rig.start()
+async def test_a_model_without_workers_is_eventually_not_served(start_rig: StartRig) -> None:
+    rig = await start_rig(no_worker_wait_s=0.1)
     worker = await rig.add("m", "mixed")
     await until(lambda: rig.dispatch.models())
-    rig.workers.remove(worker)
-    await worker.stop()
+    await lose(rig, worker)
     await until(lambda: not rig.dispatch.models())
 
 
@@ -509,8 +471,7 @@ async def test_an_incarnation_that_ended_during_its_probe_leaves_nothing(rig: Ri
 
 
 async def test_nothing_is_placed_on_an_older_life_whose_submit_had_no_answer(rig: Rig) -> None:
-    older = await rig.add("m", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    older = await one_worker(rig)
     older.hold_submit = asyncio.Event()
     request = await rig.open()
     await until(lambda: older.jobs)
@@ -531,8 +492,7 @@ async def test_a_life_with_an_earlier_stamp_takes_the_place_of_one_that_is_gone(
     later = await rig.add("m", "mixed")
     await until(lambda: [view.ref for view in rig.fleet.views()] == [later.ref])
     monkeypatch.setattr(worker_link, "RECONNECT_S", 0.1)
-    rig.workers.remove(later)
-    await later.stop()
+    await lose(rig, later)
     await until(lambda: [view.ref for view in rig.fleet.views()] == [earlier.ref])
 
 
@@ -559,8 +519,7 @@ async def test_a_failing_registry_stops_no_request_and_is_named_in_errors(rig: R
 
 
 async def test_a_worker_that_is_gone_and_not_listed_is_forgotten(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = await rig.add("m", "mixed")
-    await until(lambda: rig.dispatch.ready() is None)
+    worker = await one_worker(rig)
     monkeypatch.setattr(worker_link, "RECONNECT_S", 0.1)
     rig.workers.remove(worker)
     assert rig.dispatch.ready() is None, "who answers lives, listed or not"

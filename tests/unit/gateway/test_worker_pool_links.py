@@ -4,7 +4,6 @@ that must be measured before use.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -17,7 +16,7 @@ from tandem.gateway.gauges import watch_links
 from tandem.gateway.workers import worker_link
 from tandem.obs.metrics.instruments import TRANSFER_LINKS
 from tandem.obs.metrics.metrics import Metrics
-from tests.unit.gateway.rig import Rig, collect
+from tests.unit.gateway.rig import Rig, StartRig, collect
 from tests.unit.gateway.scripted_worker import ScriptedWorker, until
 
 SLOW = "transfer.min_gbps is 10, the link carries 1 gigabytes per second"
@@ -51,9 +50,8 @@ async def test_a_refused_pair_falls_back_and_the_path_names_the_reason(rig: Rig)
     request.close()
 
 
-async def test_in_strict_mode_a_refused_pair_makes_the_gateway_unready(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(disaggregation="strict", no_worker_wait_s=0.1)
-    await rig.start()
+async def test_in_strict_mode_a_refused_pair_makes_the_gateway_unready(start_rig: StartRig) -> None:
+    rig = await start_rig(disaggregation="strict", no_worker_wait_s=0.1)
     prefill, decode = await rig.pair()
     decode.links = [report(prefill.ref, SLOW, refused=True)]
     await until(lambda: rig.dispatch.ready() == f"the link from p to d is not used: {SLOW}")
@@ -69,11 +67,8 @@ async def test_a_link_that_misses_requirements_without_refusal_is_used_and_repor
 
 
 @pytest.mark.parametrize("is_refused", [False, True])
-async def test_a_required_speed_is_measured_before_a_pair_is_used(
-    make_rig: Callable[..., Rig], is_refused: bool
-) -> None:
-    rig = make_rig(transfer=REQUIREMENTS)
-    await rig.start()
+async def test_a_required_speed_is_measured_before_a_pair_is_used(start_rig: StartRig, is_refused: bool) -> None:
+    rig = await start_rig(transfer=REQUIREMENTS)
     prefill, decode = await rig.add("p", "prefill"), await rig.add("d", "decode")
     linked_before: list[bool] = []
 
@@ -88,9 +83,8 @@ async def test_a_required_speed_is_measured_before_a_pair_is_used(
     assert bool(rig.fleet.pairs.refused) is is_refused
 
 
-async def test_a_pair_that_cannot_be_measured_is_tried_again(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(transfer=REQUIREMENTS)
-    await rig.start()
+async def test_a_pair_that_cannot_be_measured_is_tried_again(start_rig: StartRig) -> None:
+    rig = await start_rig(transfer=REQUIREMENTS)
     await rig.add("p", "prefill")
     decode = await rig.add("d", "decode")
     await until(lambda: [verb for verb, _ in decode.seen].count("measure") >= 2)
@@ -101,10 +95,9 @@ async def test_a_pair_that_cannot_be_measured_is_tried_again(make_rig: Callable[
 
 @pytest.mark.parametrize("transfer", [TransferConfig(), replace(REQUIREMENTS, on_slow_link="warn")])
 async def test_no_measurement_is_requested_where_nothing_depends_on_it(
-    make_rig: Callable[..., Rig], transfer: TransferConfig
+    start_rig: StartRig, transfer: TransferConfig
 ) -> None:
-    rig = make_rig(transfer=transfer)
-    await rig.start()
+    rig = await start_rig(transfer=transfer)
     _, decode = await rig.pair()
     assert "measure" not in [verb for verb, _ in decode.seen]
 
@@ -146,10 +139,9 @@ async def test_a_link_to_a_lost_worker_is_removed(rig: Rig) -> None:
 
 
 async def test_a_failed_measurement_is_requested_again_before_a_pair_is_used(
-    make_rig: Callable[..., Rig],
+    start_rig: StartRig,
 ) -> None:
-    rig = make_rig(transfer=REQUIREMENTS)
-    await rig.start()
+    rig = await start_rig(transfer=REQUIREMENTS)
     prefill, decode = await rig.add("p", "prefill"), await rig.add("d", "decode")
     decode.links = [report(prefill.ref, "it could not be measured: late")]
     await until(lambda: [verb for verb, _ in decode.seen].count("measure") >= 2)
