@@ -20,28 +20,17 @@ FP8: dict[str, Any] = {
     "activation_scheme": "dynamic",
     "weight_block_size": [32, 48],
 }
-COMPRESSED: dict[str, Any] = {
-    "quant_method": "compressed-tensors",
-    "format": "float-quantized",
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"},
-        }
-    },
-    "ignore": ["lm_head"],
-}
-COMPRESSED_BLOCKS: dict[str, Any] = COMPRESSED | {
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {
-                "num_bits": 8, "type": "float", "symmetric": True, "strategy": "block", "block_structure": [32, 48],
-            },
-        }
-    },
-}  # fmt: skip
 _LARGEST = 448.0
+
+
+def compressed(kind: str, **weights: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": {"symmetric": True, **weights}}
+    return {"quant_method": "compressed-tensors", "format": kind, "config_groups": {"group_0": group}}
+
+
+_compressed_fp8 = partial(compressed, "float-quantized", type="float", num_bits=8)
+COMPRESSED = _compressed_fp8(strategy="channel") | {"ignore": ["lm_head"]}
+COMPRESSED_BLOCKS = _compressed_fp8(strategy="block", block_structure=[32, 48]) | {"ignore": ["lm_head"]}
 
 
 def _block(config: dict[str, Any]) -> list[int] | None:
@@ -74,11 +63,6 @@ def _value(bits: int) -> float:
     """Return the number of an e4m3 byte: a sign, four bits of exponent with a bias of 7, three of fraction."""
     sign, exponent, fraction = -1.0 if bits >> 7 else 1.0, bits >> 3 & 15, bits & 7
     return sign * (fraction / 8 * 2.0**-6 if exponent == 0 else (1 + fraction / 8) * 2.0 ** (exponent - 7))
-
-
-def compressed(kind: str, **weights: Any) -> dict[str, Any]:
-    group = {"targets": ["Linear"], "weights": {"symmetric": True, **weights}}
-    return {"quant_method": "compressed-tensors", "format": kind, "config_groups": {"group_0": group}}
 
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": _GROUP, "desc_act": True, "checkpoint_format": "gptq"}
@@ -162,6 +146,12 @@ def _int8(source: random.Random, rows: int, columns: int) -> Stored:
     return {"weight": torch.tensor(numbers, dtype=torch.int8), "weight_scale": torch.tensor(scales)[:, None]}, values
 
 
+def _e2m1(numbers: Words, row: int, column: int) -> float:
+    """Return number `column` of a row of bytes of two numbers of four bits, the lower one first."""
+    code = numbers[row][column // 2] >> 4 * (column % 2) & 15
+    return (-1 if code >> 3 else 1) * _E2M1[code & 7]
+
+
 def _nvfp4(source: random.Random, rows: int, columns: int) -> Stored:
     numbers = [[source.randrange(256) for _ in range(columns // 2)] for _ in range(rows)]
     scales = torch.rand(rows, columns // 16, generator=torch.Generator().manual_seed(2)).to(torch.float8_e4m3fn)
@@ -173,8 +163,7 @@ def _nvfp4(source: random.Random, rows: int, columns: int) -> Stored:
     }
 
     def value(row: int, column: int) -> float:
-        code = numbers[row][column // 2] >> 4 * (column % 2) & 15
-        return (-1 if code >> 3 else 1) * _E2M1[code & 7] * float(scales[row, column // 16]) / 30.0
+        return _e2m1(numbers, row, column) * float(scales[row, column // 16]) / 30.0
 
     return parts, [[value(r, c) for c in range(columns)] for r in range(rows)]
 
@@ -188,8 +177,7 @@ def _mxfp4(source: random.Random, rows: int, columns: int) -> Stored:
     }
 
     def value(row: int, column: int) -> float:
-        code = numbers[row][column // 2] >> 4 * (column % 2) & 15
-        return (-1 if code >> 3 else 1) * _E2M1[code & 7] * 2.0 ** (exponents[row][column // 32] - 127)
+        return _e2m1(numbers, row, column) * 2.0 ** (exponents[row][column // 32] - 127)
 
     return parts, [[value(r, c) for c in range(columns)] for r in range(rows)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -77,7 +76,7 @@ def _write(data: bytes) -> None:
     else:
         assert events.pop() == b"[DONE]"
         assert msgspec.json.decode(events.pop()) == texts[-1]
-    assert list(_decoded(events)) == texts[:-1]
+    assert list(map(msgspec.json.decode, events)) == texts[:-1]
 
 
 def _finish(work: Any) -> None:
@@ -87,10 +86,6 @@ def _finish(work: Any) -> None:
     except StopIteration:
         return
     raise AssertionError("it waits")
-
-
-def _decoded(events: list[bytes]) -> Iterator[Any]:
-    return map(msgspec.json.decode, events)
 
 
 SURFACES = {

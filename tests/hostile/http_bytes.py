@@ -35,7 +35,6 @@ class _Transport(asyncio.Transport):
         self.written = bytearray()
         self.is_paused = False
         self.is_closed = False
-        self.is_aborted = False
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return {"sockname": ("127.0.0.1", 80), "peername": ("127.0.0.1", 5000)}.get(name, default)
@@ -55,8 +54,7 @@ class _Transport(asyncio.Transport):
     def close(self) -> None:
         self.is_closed = True
 
-    def abort(self) -> None:
-        self.is_closed = self.is_aborted = True
+    abort = close
 
     def can_write_eof(self) -> bool:
         return True

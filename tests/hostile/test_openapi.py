@@ -122,10 +122,8 @@ def operations(
     return {operation.label: operation for operation in found}
 
 
-def test_every_operation_is_tried(front: Front) -> None:
-    with requests.Session() as session:
-        session.trust_env = False
-        assert sorted(operations(front.url, session)) == sorted([*WITH_BODIES, *WITHOUT, *DOCUMENTS])
+def test_every_operation_is_tried(front: Front, session: requests.Session) -> None:
+    assert sorted(operations(front.url, session)) == sorted([*WITH_BODIES, *WITHOUT, *DOCUMENTS])
 
 
 ALL = [

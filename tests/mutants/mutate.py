@@ -150,19 +150,15 @@ class _Finder(ast.NodeVisitor):
     def visit_Raise(self, node: ast.Raise) -> None:
         pass
 
-    # ---- what to change
+    # ---- what to change: expressions are visited only inside of functions
 
     def visit_Compare(self, node: ast.Compare) -> None:
-        if self._statement is None:
-            return
         for left, operator, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
             old, new = _COMPARISONS[type(operator)]
             self._between(left, right, old if "\\s" in old or old.isalpha() else re.escape(old), new)
         self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
-        if self._statement is None:
-            return
         is_text = any(isinstance(side, ast.JoinedStr) or _is_text(side) for side in (node.left, node.right))
         if type(node.op) in _OPERATORS and not is_text:
             old, new = _OPERATORS[type(node.op)]
@@ -170,22 +166,18 @@ class _Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        if self._statement is None:
-            return
         old, new = (r"\band\b", "or") if isinstance(node.op, ast.And) else (r"\bor\b", "and")
         for left, right in zip(node.values, node.values[1:], strict=False):
             self._between(left, right, old, new)
         self.generic_visit(node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
-        if self._statement is not None and isinstance(node.op, ast.Not):
+        if isinstance(node.op, ast.Not):
             start, stop = self._span(node.operand)
             self._replace(node, f"bool({self._text[start:stop]})")
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        if self._statement is None:
-            return
         if isinstance(node.value, bool):
             self._replace(node, str(not node.value))
         elif isinstance(node.value, int):
@@ -204,8 +196,6 @@ class _Finder(ast.NodeVisitor):
     visit_IfExp = visit_If
 
     def visit_Call(self, node: ast.Call) -> None:
-        if self._statement is None:
-            return
         if _LOGS.search(ast.unparse(node.func)):
             return
         if isinstance(node.func, ast.Name) and node.func.id in ("min", "max"):

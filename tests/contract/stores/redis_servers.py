@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import redis as blocking
 from redis.backoff import ConstantBackoff
@@ -105,11 +106,7 @@ class ClusterServers:
         _until(lambda: self._knows_all(replica), "a replica finds its cluster")
         self._execute(replica, "CLUSTER REPLICATE", self._name(primary))
 
-        def has_all() -> bool:
-            with primary.client() as client:
-                return int(client.execute_command("WAIT", 1, 100)) == 1  # type: ignore[no-untyped-call]
-
-        _until(has_all, "a replica has what its primary has")
+        _until(lambda: int(self._execute(primary, "WAIT", 1, 100)) == 1, "a replica has what its primary has")
         return replica
 
     @property
@@ -122,8 +119,7 @@ class ClusterServers:
         return next(node for node in self.nodes if any(a <= slot <= b for a, b in self._slots(node)))
 
     def slot(self, key: str) -> int:
-        with self.nodes[0].client() as client:
-            return int(client.execute_command("CLUSTER KEYSLOT", key))  # type: ignore[no-untyped-call]
+        return int(self._execute(self.nodes[0], "CLUSTER KEYSLOT", key))
 
     def move(self, key: str, to: TcpServer) -> None:
         """The empty slot of a key, at once."""
@@ -162,24 +158,21 @@ class ClusterServers:
         self._execute(self.nodes[0], "CLUSTER MEET", "127.0.0.1", node.port, self._bus_ports[node])
 
     def _knows_all(self, node: TcpServer) -> bool:
-        with node.client() as client:
-            info = client.execute_command("CLUSTER INFO")  # type: ignore[no-untyped-call]
+        info = self._execute(node, "CLUSTER INFO")
         text = info.decode() if isinstance(info, bytes) else "\n".join(f"{k}:{v}" for k, v in info.items())
         return "cluster_state:ok" in text and f"cluster_slots_ok:{NUM_SLOTS}" in text
 
     def _slots(self, node: TcpServer) -> list[tuple[int, int]]:
-        with self.nodes[0].client() as client:
-            slots = client.execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]
+        slots = self._execute(self.nodes[0], "CLUSTER SLOTS")
         return [(first, last) for first, last, owner, *_ in _ranges(slots) if owner == node.port]
 
     def _name(self, node: TcpServer) -> str:
-        with node.client() as client:
-            name = client.execute_command("CLUSTER MYID")  # type: ignore[no-untyped-call]
+        name = self._execute(node, "CLUSTER MYID")
         return name.decode() if isinstance(name, bytes) else str(name)
 
-    def _execute(self, node: TcpServer, *command: str | int) -> None:
+    def _execute(self, node: TcpServer, *command: str | int) -> Any:
         with node.client() as client:
-            client.execute_command(*command)  # type: ignore[no-untyped-call]
+            return client.execute_command(*command)  # type: ignore[no-untyped-call]
 
 
 def _until(condition: Callable[[], bool], what: str) -> None:

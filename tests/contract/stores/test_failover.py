@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -15,10 +13,9 @@ from tandem.stores.quota_store import GatewayRegistry, RedisQuotas
 from tandem.stores.redis_client import RedisHealth, StoreUnavailable
 from tests.contract.stores.conftest import started
 from tests.contract.stores.redis_servers import FAILOVER, ClusterServers, TcpServer
-from tests.e2e.cluster import PATIENCE_S
+from tests.contract.stores.test_loss import healed
 
 pytestmark = pytest.mark.redis
-T = TypeVar("T")
 LIMITS = QuotaLimits(max_concurrency=2)
 TTL_S = 600.0
 
@@ -26,16 +23,6 @@ TTL_S = 600.0
 @pytest.fixture
 def failing() -> Iterator[ClusterServers]:
     yield from started(*FAILOVER)
-
-
-async def answered(call: Callable[[], Awaitable[T]]) -> T:
-    """As soon as somebody answers."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            try:
-                return await call()
-            except StoreUnavailable:
-                await asyncio.sleep(0.02)
 
 
 def named(cluster: ClusterServers, owner: TcpServer, key: Callable[[str], str], *, not_there: bool = False) -> str:
@@ -66,17 +53,17 @@ async def test_what_was_written_is_found_where_the_replica_took_over(failing: Cl
     with pytest.raises(StoreUnavailable):
         await quotas.reserve(ours, LIMITS, Reservation("c", 1, 1))
     assert not health.is_up
-    await answered(lambda: quotas.reserve(others, LIMITS, Reservation("a", 1, 1)))
-    verdict = await answered(lambda: quotas.reserve(ours, LIMITS, Reservation("c", 1, 1)))
+    await healed(lambda: quotas.reserve(others, LIMITS, Reservation("a", 1, 1)))
+    verdict = await healed(lambda: quotas.reserve(ours, LIMITS, Reservation("c", 1, 1)))
     assert verdict.refused == CONCURRENCY
-    assert await answered(lambda: roll.beat(GatewayId("g2"))) == 2
-    assert await answered(reader.read) == ([], False) and await answered(lambda: reader.snapshot(WorkerId("w"))) is None
+    assert await healed(lambda: roll.beat(GatewayId("g2"))) == 2
+    assert await healed(reader.read) == ([], False) and await healed(lambda: reader.snapshot(WorkerId("w"))) is None
     assert health.is_up
 
     # It comes back and finds that it is a replica now.
     primary.start()
     for name in ("a", "b"):
-        await answered(lambda name=name: quotas.settle(ours, LIMITS, name, 1))  # type: ignore[misc]
-    assert not (await answered(lambda: quotas.reserve(ours, LIMITS, Reservation("d", 1, 1)))).refused
+        await healed(lambda name=name: quotas.settle(ours, LIMITS, name, 1))  # type: ignore[misc]
+    assert not (await healed(lambda: quotas.reserve(ours, LIMITS, Reservation("d", 1, 1)))).refused
     for store in (quotas, roll, reader):
         await store.close()

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -26,6 +26,7 @@ from tests.contract.stores.test_stores import record
 pytestmark = pytest.mark.redis
 
 ACME = TenantId("acme")
+TENANT = Tenant(id=ACME, tokens_per_minute=1_000_000)
 LIMITS = QuotaLimits(tokens_per_minute=1_000_000)
 SECRET = "wrong for everybody"
 NOBODY = ("127.0.0.1", 1)
@@ -45,6 +46,7 @@ def let_in(server: TcpServer) -> None:
     execute(server, ("CONFIG SET", "requirepass", ""), password=SECRET)
 
 
+T = TypeVar("T")
 Call = Callable[[], Awaitable[Any]]
 Fault = tuple[Callable[[TcpServer], None], Callable[[TcpServer], None], str]
 FAULTS: dict[str, Fault] = {
@@ -108,14 +110,25 @@ async def stores(server: TcpServer) -> AsyncIterator[Stores]:
     await stores.close()
 
 
-async def healed(call: Call, error: type[Exception]) -> None:
+async def healed(call: Callable[[], Awaitable[T]], error: type[Exception] = StoreUnavailable) -> T:
+    """Call until somebody answers."""
     async with asyncio.timeout(60):
         while True:
             try:
-                await call()
-                return
+                return await call()
             except error:
                 await asyncio.sleep(0.01)
+
+
+def tenant_quotas(server: TcpServer, health: RedisHealth) -> TenantQuotas:
+    store = RedisQuotas(server.url, "n", health=health)
+    roll = GatewayRegistry(server.url, "n", ttl_s=60.0, health=health)
+    return TenantQuotas(GatewayId("g"), store, roll, SystemClock())
+
+
+def num_unsettled(server: TcpServer) -> int:
+    with server.client() as client:
+        return int(client.hlen(f"n:quota:{{{ACME}}}:open"))
 
 
 @ALL
@@ -149,19 +162,14 @@ async def test_no_request_fails_or_is_kept_from_its_place(name: str, server: Tcp
     then, until it answers."""
     lose, heal, _ = FAULTS[name]
     health = RedisHealth()
-    store, roll = (
-        RedisQuotas(server.url, "n", health=health),
-        GatewayRegistry(server.url, "n", ttl_s=60.0, health=health),
-    )
-    quotas = TenantQuotas(GatewayId("g"), store, roll, SystemClock())
-    tenant = Tenant(id=ACME, tokens_per_minute=1_000_000)
+    quotas = tenant_quotas(server, health)
     await quotas.start()
-    entries = [await quotas.enter(tenant, 10, 10)]
+    entries = [await quotas.enter(TENANT, 10, 10)]
     lose(server)
-    entries += await asyncio.gather(*(quotas.enter(tenant, 10, 10) for _ in range(50)))
+    entries += await asyncio.gather(*(quotas.enter(TENANT, 10, 10) for _ in range(50)))
     assert not quotas.is_reachable
     num_before = health.num_errors["quota"]
-    entries += await asyncio.gather(*(quotas.enter(tenant, 10, 10) for _ in range(50)))
+    entries += await asyncio.gather(*(quotas.enter(TENANT, 10, 10) for _ in range(50)))
     assert health.num_errors["quota"] < num_before + 10, "a lost Redis is asked for each request"
     heal(server)
     async with asyncio.timeout(60):
@@ -171,8 +179,7 @@ async def test_no_request_fails_or_is_kept_from_its_place(name: str, server: Tcp
     for entry in entries:
         entry.close()
     await quotas.stop()
-    with server.client() as client:
-        assert client.hlen(f"n:quota:{{{ACME}}}:open") == 0
+    assert num_unsettled(server) == 0
 
 
 async def test_a_connection_to_a_primary_that_was_demoted_is_given_up(server: TcpServer) -> None:
@@ -189,27 +196,18 @@ async def test_a_connection_to_a_primary_that_was_demoted_is_given_up(server: Tc
 @ALL
 async def test_what_was_not_settled_is_tried_once_more_at_the_end(name: str, server: TcpServer) -> None:
     lose, heal, _ = FAULTS[name]
-    health = RedisHealth()
-    store, roll = (
-        RedisQuotas(server.url, "n", health=health),
-        GatewayRegistry(server.url, "n", ttl_s=60.0, health=health),
-    )
-    quotas = TenantQuotas(GatewayId("g"), store, roll, SystemClock())
+    quotas = tenant_quotas(server, RedisHealth())
     await quotas.start()
-    tenant = Tenant(id=ACME, tokens_per_minute=1_000_000)
     async with asyncio.timeout(60):
-        entry = await quotas.enter(tenant, 10, 10)
+        entry = await quotas.enter(TENANT, 10, 10)
         while not entry.is_shared:  # on a busy machine Redis may take longer than a gateway waits for it
             entry.close()
             await asyncio.sleep(0.1)
-            entry = await quotas.enter(tenant, 10, 10)
+            entry = await quotas.enter(TENANT, 10, 10)
 
     def is_settled() -> bool:
         """Return whether a full server, which executes a script whose first write frees memory, has settled it."""
-        if name != "full":
-            return False
-        with server.client() as client:
-            return bool(client.hlen(f"n:quota:{{{ACME}}}:open") == 0)
+        return name == "full" and num_unsettled(server) == 0
 
     lose(server)
     entry.close()
@@ -218,5 +216,4 @@ async def test_what_was_not_settled_is_tried_once_more_at_the_end(name: str, ser
             await asyncio.sleep(0.01)
     heal(server)
     await quotas.stop()
-    with server.client() as client:
-        assert client.hlen(f"n:quota:{{{ACME}}}:open") == 0
+    assert num_unsettled(server) == 0

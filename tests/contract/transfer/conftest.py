@@ -9,55 +9,29 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
 from tandem.engine.transfer_messages import TransportPeer
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.transfer.auto_transport import AutoTransport
-from tandem.transfer.interface import PostedRead, ReadState, Transport
-from tandem.transfer.memory_pool import MemoryPool, agent_name
-from tandem.transfer.nixl_transport import NixlTransport
-from tandem.transfer.process_vm_transport import ProcessVmTransport
-from tandem.transfer.tcp_transport import TcpTransport
+from tandem.transfer.interface import BlockCopy, PostedRead, ReadState, Transport
+from tandem.transfer.memory_pool import agent_name
+from tests.contract.transfer.peer_process import NUM_BLOCKS, TRANSPORTS, Bytes, known_content
 from tests.memory_pools import memory_pool
 
-Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")
-
-
-def open_auto(pool: MemoryPool, agent: str) -> Transport:
-    """Return a transport that chooses TCP for each peer, as for a worker on another machine."""
-    return AutoTransport(TcpTransport(pool, agent), None, "", machine=agent, has_rdma=False)
-
-
-TRANSPORTS: dict[str, Callable[[MemoryPool, str], Transport]] = {
-    "local": ProcessVmTransport,
-    "nixl": NixlTransport,
-    "tcp": TcpTransport,
-    "auto": open_auto,
-}
-NUM_BLOCKS = 256
 LAYERS = 8
 GUARD_S = 60.0
 """Only ends a test that hangs."""
 PEER_ENVIRONMENT = {"UCX_MEM_EVENTS": "n"}
 """UCX watches for memory that is given back, which takes half of the time in which it starts: a peer gives none back
 while it lives."""
-
-
-def known_content(seed: int, num_blocks: int, layout: KVLayout) -> Bytes:
-    """What `peer_process.py --seed` holds: uint8 [num_blocks, block_bytes]."""
-    words = num_blocks * layout.block_bytes // 8
-    content = np.random.default_rng(seed).integers(0, 2**63, words, dtype=np.int64)
-    return content.view(np.uint8).reshape(num_blocks, -1)
 
 
 @dataclass
@@ -139,7 +113,7 @@ class Rig:
 def spawn_peer(kind: str, worker: str, incarnation: int, seed: int, layers: int) -> Peer:
     layout = layout_of(layers)
     process = spawn_rank(kind, worker, incarnation, seed, layout)
-    return Peer(process, handshake_of(process), known_content(seed, NUM_BLOCKS, layout))
+    return Peer(process, handshake_of(process), known_content(seed, layout))
 
 
 def spawn_rank(
@@ -153,16 +127,10 @@ def spawn_rank(
     device: str = "cpu",
 ) -> subprocess.Popen[str]:
     """The process of one rank of a worker, which holds its share of the heads of `known_content`."""
-    group = layout.group
-    share = group.heads // num_ranks
+    served = (kind, reference(worker, incarnation), seed, layout, rank, num_ranks, device)
+    argument = base64.b64encode(pickle.dumps(served)).decode()
     return subprocess.Popen(
-        [
-            *(sys.executable, str(Path(__file__).with_name("peer_process.py")), "--transport", kind),
-            *("--worker", worker, "--incarnation", str(incarnation), "--num-blocks", str(NUM_BLOCKS)),
-            *("--layers", str(group.layers), "--heads", str(group.heads), "--dtype", group.dtype, "--seed", str(seed)),
-            *("--rank", str(rank), "--head-start", str(rank * share), "--head-stop", str((rank + 1) * share)),
-            *("--device", device),
-        ],
+        [sys.executable, str(Path(__file__).with_name("peer_process.py")), argument],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -176,16 +144,14 @@ def handshake_of(process: subprocess.Popen[str]) -> TransportPeer:
     return pickle.loads(base64.b64decode(process.stdout.readline()))
 
 
-def open_transport(kind: str, name: str, content: Bytes, layout: KVLayout) -> Transport:
-    pool = memory_pool(content.ctypes.data, len(content), layout, keepalive=content)
-    agent = agent_name(WorkerId(name), Incarnation(1))
-    return TRANSPORTS[kind](pool, agent)
-
-
 def connect(transport: Transport, peer: TransportPeer) -> None:
     """Connect a peer that may be connected already, as the transfer engine does: by a teardown before."""
     transport.disconnect(peer)
     transport.connect(peer)
+
+
+def copies_of(remote: Sequence[int], local: Sequence[int]) -> list[BlockCopy]:
+    return [BlockCopy(BlockId(theirs), BlockId(ours)) for theirs, ours in zip(remote, local, strict=True)]
 
 
 def layout_of(layers: int) -> KVLayout:
@@ -201,7 +167,8 @@ def module_rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
 
     def new_transport() -> tuple[Transport, Bytes]:
         memory = np.zeros((NUM_BLOCKS, layout.block_bytes), np.uint8)
-        transport = open_transport(kind, f"reader{len(opened)}", memory, layout)
+        pool = memory_pool(memory.ctypes.data, NUM_BLOCKS, layout, keepalive=memory)
+        transport = TRANSPORTS[kind](pool, agent_name(WorkerId(f"reader{len(opened)}"), Incarnation(1)))
         opened.append(transport)
         return transport, memory
 

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from types import UnionType
 
 import numpy as np
 import torch
@@ -21,21 +22,14 @@ from tandem.transfer.memory_pool import agent_name
 from tandem.transfer.peer_layout import join_ranks
 from tandem.transfer.transfer_engine import TransferEngine
 from tandem_kernels.reference import block_digest
-from tests.contract.transfer.conftest import (
-    NUM_BLOCKS,
-    TRANSPORTS,
-    Bytes,
-    Rig,
-    handshake_of,
-    known_content,
-    spawn_rank,
-)
+from tests.contract.transfer.conftest import Rig, handshake_of, spawn_rank
+from tests.contract.transfer.peer_process import NUM_BLOCKS, TRANSPORTS, Bytes, known_content
 from tests.memory_pools import memory_pool
 
 HEADS = 4
 MAX_POST_BYTES = 1 << 16
-COPIES = [(7, 3), (8, 4), (9, 5), (200, 255), (0, 0), (41, 40), (40, 41)]
-"""(theirs, ours): neighbours, a lone one at the end of our pool, and two that cross."""
+REMOTE, LOCAL = [7, 8, 9, 200, 0, 41, 40], [3, 4, 5, 255, 0, 40, 41]
+"""Blocks of theirs and of ours: neighbours, a lone one at the end of our pool, and two that cross."""
 SEED = 3
 
 
@@ -70,7 +64,7 @@ class ConsumerRank:
         return turn_until(self.carrier, *kinds)
 
 
-def turn_until(carrier: TransferEngine, *kinds: type[Event]) -> list[Event]:
+def turn_until(carrier: TransferEngine, *kinds: type[Event] | UnionType) -> list[Event]:
     """Turn until each of these has come; returns all events."""
     events: list[Event] = []
 
@@ -118,9 +112,7 @@ class World:
 
     def order(self, id: int, peer: TransportPeer) -> StartRead:
         """With the digests that a producer of one rank would offer."""
-        remote, local = zip(*COPIES, strict=True)
-        positions = tuple(range(5, 5 + len(COPIES)))
-        content = known_content(SEED, NUM_BLOCKS, self.layout)
-        digests = digests_of(content, range(HEADS), remote, positions)
-        offered = tuple(map(BlockDigest, map(BlockId, remote), digests))
-        return StartRead(id, peer.worker, positions, offered, tuple(map(BlockId, local)))
+        positions = tuple(range(5, 5 + len(REMOTE)))
+        digests = digests_of(known_content(SEED, self.layout), range(HEADS), REMOTE, positions)
+        offered = tuple(map(BlockDigest, map(BlockId, REMOTE), digests))
+        return StartRead(id, peer.worker, positions, offered, tuple(map(BlockId, LOCAL)))

@@ -17,20 +17,21 @@ import pytest
 import torch
 
 from tandem.core.clock import SystemClock
-from tandem.core.ids import BlockId, Incarnation, WorkerId
-from tandem.engine.transfer_messages import ConnectPeer, Event, FailureKind, PeerLost, ReadDone, ReadFailed
-from tandem.transfer.interface import BlockCopy, PostedRead, ReadState
+from tandem.core.ids import Incarnation, WorkerId
+from tandem.engine.transfer_messages import ConnectPeer, FailureKind, PeerLost, ReadDone, ReadFailed
+from tandem.transfer.interface import ReadState
 from tandem.transfer.memory_pool import agent_name
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.transfer_engine import TransferEngine
-from tests.contract.transfer.conftest import NUM_BLOCKS, Rig, known_content, reference
-from tests.contract.transfer.heads import COPIES, HEADS, MAX_POST_BYTES, SEED, World, layout_of, turn_until
+from tests.contract.transfer.conftest import Rig, copies_of, reference
+from tests.contract.transfer.heads import HEADS, LOCAL, MAX_POST_BYTES, REMOTE, SEED, World, layout_of, turn_until
+from tests.contract.transfer.peer_process import NUM_BLOCKS, known_content
 from tests.memory_pools import memory_pool
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DEVICE = "cuda:0"
 LAYOUT = layout_of("float32")
-EXPECTED = known_content(SEED, NUM_BLOCKS, LAYOUT).reshape(NUM_BLOCKS, HEADS, -1)
+EXPECTED = known_content(SEED, LAYOUT).reshape(NUM_BLOCKS, HEADS, -1)
 
 
 class ConsumerRank:
@@ -41,25 +42,12 @@ class ConsumerRank:
         self.memory = torch.zeros(NUM_BLOCKS, share * LAYOUT.head_bytes, dtype=torch.uint8, device=DEVICE)
         torch.cuda.synchronize()
         self.heads = range(rank * share, (rank + 1) * share)
-        pool = memory_pool(
-            self.memory.data_ptr(),
-            NUM_BLOCKS,
-            LAYOUT,
-            DEVICE,
-            heads=range(self.heads.start, self.heads.stop),
-            keepalive=self.memory,
-        )
+        address = self.memory.data_ptr()
+        pool = memory_pool(address, NUM_BLOCKS, LAYOUT, DEVICE, heads=self.heads, keepalive=self.memory)
         self.transport = NixlTransport(pool, agent_name(WorkerId(f"gpu-consumer-of-{num_ranks}"), Incarnation(1), rank))
 
     def content(self) -> np.ndarray:
         return self.memory.cpu().numpy().reshape(NUM_BLOCKS, len(self.heads), -1)
-
-    def settle(self, read: PostedRead) -> ReadState:
-        return Rig.until(read.poll, lambda state: state is not ReadState.PENDING)
-
-
-def copies() -> list[BlockCopy]:
-    return [BlockCopy(BlockId(theirs), BlockId(ours)) for theirs, ours in COPIES]
 
 
 @pytest.fixture
@@ -71,18 +59,18 @@ def world() -> Iterator[World]:
 @pytest.mark.parametrize(("giving", "taking"), [(1, 1), (1, 2), (2, 1), (2, 2)])
 def test_another_process_is_read(world: World, giving: int, taking: int) -> None:
     producer = world.producer(giving)
-    theirs, ours = (list(side) for side in zip(*COPIES, strict=True))
     for rank in range(taking):
         consumer = ConsumerRank(rank, taking)
         consumer.transport.connect(producer)
-        assert consumer.settle(consumer.transport.post_read(producer, copies())) is ReadState.DONE
+        read = consumer.transport.post_read(producer, copies_of(REMOTE, LOCAL))
+        assert Rig.settle(read) is ReadState.DONE
         # On a stream that has seen nothing of the read: what is launched after DONE sees the bytes.
         with torch.cuda.stream(torch.cuda.Stream()):
-            seen = consumer.memory[ours].clone()
+            seen = consumer.memory[LOCAL].clone()
         torch.cuda.synchronize()
-        expected = EXPECTED[theirs, consumer.heads.start : consumer.heads.stop].reshape(len(theirs), -1)
+        expected = EXPECTED[REMOTE, consumer.heads.start : consumer.heads.stop].reshape(len(REMOTE), -1)
         assert np.array_equal(seen.cpu().numpy(), expected)
-        others = np.setdiff1d(np.arange(NUM_BLOCKS), ours)
+        others = np.setdiff1d(np.arange(NUM_BLOCKS), LOCAL)
         assert not consumer.content()[others].any()
         assert consumer.transport.disconnect(producer)
         consumer.transport.close()
@@ -94,7 +82,7 @@ def test_a_neighbour_in_the_same_process_is_read() -> None:
     torch.cuda.synchronize()
     peer = producer.transport.describe(reference("gpu-neighbour"))
     consumer.transport.connect(peer)
-    read = consumer.transport.post_read(peer, [BlockCopy(BlockId(7), BlockId(3))])
+    read = consumer.transport.post_read(peer, copies_of([7], [3]))
     while (state := read.poll()) is ReadState.PENDING:
         producer.transport.progress()
     assert state is ReadState.DONE
@@ -109,19 +97,13 @@ def test_a_source_that_dies_ends_its_orders(world: World) -> None:
     consumer = ConsumerRank(0, 1)
     carrier = TransferEngine(consumer.transport, lambda blocks, logical: [], SystemClock(), MAX_POST_BYTES)
     carrier.accept(ConnectPeer(victim))
-    order = replace(world.order(1, victim), digests=None)
+    order = replace(world.order(1, victim), is_checked=False)
     carrier.accept(order)
     turn_until(carrier, ReadDone)
     process.kill()
     process.wait()
-    carrier.accept(replace(order, id=2))
-    seen: list[Event] = []
-
-    def turn() -> list[Event]:
-        seen.extend(carrier.turn())
-        return seen
-
-    Rig.until(turn, lambda seen: any(isinstance(event, ReadDone | ReadFailed) for event in seen))
+    carrier.accept(replace(order, read=2))
+    seen = turn_until(carrier, ReadDone | ReadFailed)
     if isinstance(failed := seen[0], ReadFailed):
         assert failed.kind is FailureKind.PEER
         assert any(isinstance(event, PeerLost) for event in seen)
@@ -131,7 +113,7 @@ def test_a_source_that_dies_ends_its_orders(world: World) -> None:
 
 def test_the_self_test_works_beside_gpu_memory() -> None:
     consumer = ConsumerRank(0, 1)
-    assert consumer.settle(consumer.transport.post_self_test()) is ReadState.DONE
+    assert Rig.settle(consumer.transport.post_self_test()) is ReadState.DONE
     consumer.transport.close()
 
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tandem.core.ids import BlockId
 from tandem.engine.transfer_messages import (
     Connected,
     ConnectPeer,
@@ -23,15 +22,16 @@ from tandem.engine.transfer_messages import (
 )
 from tandem.kv.handoff import BlockDigest
 from tandem.kv.layout import KVRegion
-from tandem.transfer.interface import BlockCopy, ReadState
-from tests.contract.transfer.conftest import NUM_BLOCKS, Rig, known_content
-from tests.contract.transfer.heads import COPIES, HEADS, SEED, World, layout_of
+from tandem.transfer.interface import ReadState
+from tests.contract.transfer.conftest import Rig, copies_of
+from tests.contract.transfer.heads import HEADS, LOCAL, REMOTE, SEED, World, layout_of
+from tests.contract.transfer.peer_process import NUM_BLOCKS, known_content
 
 SPLITS = [(1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 2), (4, 1)]
 """(ranks of the producer, ranks of the consumer)"""
-LOCAL, SMALL, NIXL, TCP = "local-float32", "local-float8_e4m3fn", "nixl-float32", "tcp-float32"
-WORLDS = (LOCAL, SMALL, NIXL, TCP)
-OFTEN = {LOCAL: SPLITS, SMALL: [(1, 2)], NIXL: [(1, 2), (2, 1), (2, 2)], TCP: [(1, 2), (2, 1), (2, 2)]}
+SHARED, SMALL, NIXL, TCP = "local-float32", "local-float8_e4m3fn", "nixl-float32", "tcp-float32"
+WORLDS = (SHARED, SMALL, NIXL, TCP)
+OFTEN = {SHARED: SPLITS, SMALL: [(1, 2)], NIXL: [(1, 2), (2, 1), (2, 2)], TCP: [(1, 2), (2, 1), (2, 2)]}
 """What `make test` tries of each world: which heads are read is the same for all, and each rank is a process."""
 
 
@@ -49,7 +49,7 @@ def worlds(*often: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("world", [pytest.param(name, marks=marks[name]) for name in WORLDS], indirect=True)
 
 
-@worlds(LOCAL, SMALL, NIXL, TCP)
+@worlds(SHARED, SMALL, NIXL, TCP)
 def test_each_rank_gets_its_heads_and_nothing_else_changes(world: World) -> None:
     for giving, taking in OFTEN[f"{world.kind}-{world.layout.group.dtype}"]:
         assert_heads(world, giving, taking)
@@ -63,23 +63,22 @@ def test_each_rank_gets_its_heads_whatever_the_degrees(world: World) -> None:
 
 
 def assert_heads(world: World, giving: int, taking: int) -> None:
-    producer, content = world.producer(giving), known_content(SEED, NUM_BLOCKS, world.layout)
-    remote, local = (list(side) for side in zip(*COPIES, strict=True))
-    expected = content.reshape(NUM_BLOCKS, HEADS, -1)
+    producer = world.producer(giving)
+    expected = known_content(SEED, world.layout).reshape(NUM_BLOCKS, HEADS, -1)
     for rank in world.consumer(taking):
         rank.carrier.accept(ConnectPeer(producer))
         rank.carrier.accept(world.order(1, producer))
         connected, done = rank.until(ReadDone)
         assert connected == Connected(producer), (giving, taking)
         assert isinstance(done, ReadDone), (giving, taking)
-        assert done.num_bytes == len(COPIES) * rank.memory.shape[1], (giving, taking)
-        mine = expected[remote, rank.heads.start : rank.heads.stop].reshape(len(remote), -1)
-        assert np.array_equal(rank.memory[local], mine), (giving, taking)
-        others = np.setdiff1d(np.arange(NUM_BLOCKS), local)
+        assert done.num_bytes == len(REMOTE) * rank.memory.shape[1], (giving, taking)
+        mine = expected[REMOTE, rank.heads.start : rank.heads.stop].reshape(len(REMOTE), -1)
+        assert np.array_equal(rank.memory[LOCAL], mine), (giving, taking)
+        others = np.setdiff1d(np.arange(NUM_BLOCKS), LOCAL)
         assert (rank.memory[others] == 0xEE).all(), (giving, taking)
 
 
-@worlds(LOCAL)
+@worlds(SHARED)
 @pytest.mark.parametrize("taking", [1, 2, 4])
 def test_heads_of_the_wrong_rank_do_not_pass(world: World, taking: int) -> None:
     """Two ranks that say they hold each other's heads: all bytes arrive, each of them in another place."""
@@ -100,7 +99,7 @@ def crossed(rank: TransportRank, other: TransportRank) -> KVRegion:
     return replace(rank.region, head_start=other.region.head_start, head_stop=other.region.head_stop)
 
 
-@worlds(LOCAL)
+@worlds(SHARED)
 def test_the_digest_of_one_wrong_head_fails_the_rank_that_holds_it_and_no_other(world: World) -> None:
     producer = world.producer(2)
     good = world.order(3, producer)
@@ -112,7 +111,7 @@ def test_the_digest_of_one_wrong_head_fails_the_rank_that_holds_it_and_no_other(
         assert isinstance(end, ReadFailed if 3 in rank.heads else ReadDone)
 
 
-@worlds(LOCAL, NIXL)
+@worlds(SHARED, NIXL)
 def test_a_rank_that_died_costs_the_whole_peer_and_nobody_else(world: World) -> None:
     victim, processes = world.spawn("victim", 2)
     (rank,), healthy = world.consumer(1), world.producer(1)
@@ -135,19 +134,18 @@ def test_a_rank_that_died_costs_the_whole_peer_and_nobody_else(world: World) -> 
     assert isinstance(rank.until(ReadDone)[-1], ReadDone)
 
 
-@worlds(LOCAL, NIXL)
+@worlds(SHARED, NIXL)
 def test_a_rank_that_dies_during_a_read_leaves_no_uncertain_read(world: World) -> None:
     victim, processes = world.spawn("stopped", 2)
     (rank,) = world.consumer(1)
-    everything = [BlockCopy(BlockId(block), BlockId(block)) for block in range(NUM_BLOCKS)]
+    everything = copies_of(range(NUM_BLOCKS), range(NUM_BLOCKS))
     rank.transport.connect(victim)
-    first = rank.transport.post_read(victim, everything[:1])
-    assert Rig.until(first.poll, lambda state: state is not ReadState.PENDING) is ReadState.DONE
+    assert Rig.settle(rank.transport.post_read(victim, everything[:1])) is ReadState.DONE
     processes[1].send_signal(signal.SIGSTOP)
     read = rank.transport.post_read(victim, everything)
     processes[1].kill()
-    state = Rig.until(read.poll, lambda state: state is not ReadState.PENDING)
-    assert state is ReadState.FAILED or np.array_equal(rank.memory, known_content(SEED, NUM_BLOCKS, world.layout)), (
+    is_failed = Rig.settle(read) is ReadState.FAILED
+    assert is_failed or np.array_equal(rank.memory, known_content(SEED, world.layout)), (
         "what shared memory gave before the end is whole"
     )
     assert rank.transport.disconnect(victim), "the read of the rank that lives is over too"

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from tandem.core.clock import SystemClock
-from tandem.core.ids import BlockId
 from tandem.engine.rank_messages import StopTransfer
 from tandem.engine.transfer_messages import (
     Command,
@@ -29,16 +28,18 @@ from tandem.engine.transfer_messages import (
     SelfTestDone,
     SetPolling,
     TransferStopped,
+    TransportPeer,
 )
 from tandem.kv.handoff import BlockDigest
-from tandem.transfer.interface import BlockCopy, ReadState
+from tandem.transfer.interface import ReadState
 from tandem.transfer.multi_rank_transfer import MultiRankTransfer
 from tandem.transfer.peer_layout import join_ranks
 from tandem.transfer.transfer_thread import TransferThread
 from tandem.wire.rank_codec import RANK_COMMANDS, RANK_EVENTS
 from tandem.worker.ranks.remote_transfer import RemoteTransfer, carry_out
-from tests.contract.transfer.conftest import GUARD_S, NUM_BLOCKS, Rig, known_content, reference
-from tests.contract.transfer.heads import COPIES, HEADS, MAX_POST_BYTES, SEED, ConsumerRank, World, layout_of
+from tests.contract.transfer.conftest import GUARD_S, Rig, copies_of, reference
+from tests.contract.transfer.heads import HEADS, LOCAL, MAX_POST_BYTES, REMOTE, SEED, ConsumerRank, World, layout_of
+from tests.contract.transfer.peer_process import NUM_BLOCKS, known_content
 
 
 class Channel:
@@ -103,6 +104,10 @@ class Consumer:
     def take(self) -> Event:
         return self.events.get(timeout=GUARD_S)
 
+    def connect(self, peer: TransportPeer) -> None:
+        self.transfer.send(ConnectPeer(peer))
+        assert self.take() == Connected(peer)
+
     def content(self) -> np.ndarray:
         """Of all ranks' pools, by block and head."""
         parts = [rank.memory.reshape(NUM_BLOCKS, len(rank.heads), -1) for rank in self.ranks]
@@ -142,19 +147,17 @@ ONE = pytest.mark.parametrize(
 
 @EACH
 def test_one_order_fills_both_ranks_and_is_answered_once(world: World, consumer: Consumer) -> None:
-    expected = known_content(SEED, NUM_BLOCKS, world.layout).reshape(NUM_BLOCKS, HEADS, -1)
-    remote, local = (list(side) for side in zip(*COPIES, strict=True))
+    expected = known_content(SEED, world.layout).reshape(NUM_BLOCKS, HEADS, -1)
     for id, degree in enumerate((1, 2, 4) if world.kind == "local" else (1, 2)):
         producer = world.producer(degree)
-        consumer.transfer.send(ConnectPeer(producer))
-        assert consumer.take() == Connected(producer)
+        consumer.connect(producer)
         for rank in consumer.ranks:
             rank.memory[:] = 0
         consumer.transfer.send(world.order(id, producer))
         done = consumer.take()
         assert isinstance(done, ReadDone)
-        assert (done.id, done.num_bytes) == (id, len(COPIES) * world.layout.block_bytes)
-        assert np.array_equal(consumer.content()[local], expected[remote])
+        assert (done.id, done.num_bytes) == (id, len(REMOTE) * world.layout.block_bytes)
+        assert np.array_equal(consumer.content()[LOCAL], expected[REMOTE])
     consumer.transfer.send(SelfTest())
     tested = consumer.take()
     assert isinstance(tested, SelfTestDone)
@@ -165,8 +168,7 @@ def test_one_order_fills_both_ranks_and_is_answered_once(world: World, consumer:
 @ONE
 def test_a_wrong_head_at_either_rank_fails_the_order(world: World, consumer: Consumer) -> None:
     producer = world.producer(2)
-    consumer.transfer.send(ConnectPeer(producer))
-    assert consumer.take() == Connected(producer)
+    consumer.connect(producer)
     good = world.order(0, producer)
     for head in (0, HEADS - 1):
         spoilt = tuple(
@@ -184,8 +186,7 @@ def test_a_wrong_head_at_either_rank_fails_the_order(world: World, consumer: Con
 def test_a_source_rank_that_dies_costs_the_peer_at_both_ranks(world: World, consumer: Consumer) -> None:
     """Each of our ranks reads from one of theirs only: the one that is unharmed gives the peer up, too."""
     victim, processes = world.spawn("joined-victim", 2)
-    consumer.transfer.send(ConnectPeer(victim))
-    assert consumer.take() == Connected(victim)
+    consumer.connect(victim)
     processes[1].kill()
     processes[1].wait()
     consumer.transfer.send(world.order(1, victim))
@@ -210,8 +211,7 @@ def test_a_peer_that_one_rank_cannot_read_is_connected_at_none(world: World, con
     spoilt = replace(producer, ranks=(*good, replace(last, metadata=b"nothing", agent="nobody")))
     consumer.transfer.send(ConnectPeer(spoilt))
     assert isinstance(consumer.take(), ConnectFailed)
-    consumer.transfer.send(ConnectPeer(producer))
-    assert consumer.take() == Connected(producer)
+    consumer.connect(producer)
 
 
 @ONE
@@ -219,8 +219,7 @@ def test_a_rank_behind_a_broken_channel_ends_the_transfer_with_every_order_answe
     world: World, consumer: Consumer
 ) -> None:
     producer = world.producer(1)
-    consumer.transfer.send(ConnectPeer(producer))
-    assert consumer.take() == Connected(producer)
+    consumer.connect(producer)
     consumer.down.cut()
     consumer.transfer.send(world.order(7, producer))
     consumer.remote.lost("the process of rank 1 is gone")
@@ -246,7 +245,6 @@ def test_descriptions_of_our_ranks_are_merged_into_one_worker(world: World, cons
     consumer.transfer.send(SetPolling(True))
     (reader,) = world.consumer(1)
     reader.transport.connect(peer)
-    read = reader.transport.post_read(peer, [BlockCopy(BlockId(3), BlockId(9))])
-    assert Rig.until(read.poll, lambda state: state is not ReadState.PENDING)
+    assert Rig.settle(reader.transport.post_read(peer, copies_of([3], [9]))) is ReadState.DONE
     assert [set(part.tolist()) for part in np.split(reader.memory[9], 2)] == [{1}, {2}]
     assert reader.transport.disconnect(peer)

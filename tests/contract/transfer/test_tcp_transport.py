@@ -24,7 +24,7 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.config import ClusterConfig
-from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
+from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.engine.transfer_messages import TransportPeer
 from tandem.kv.layout import KVGroup, KVLayout
 from tandem.transfer import connection_server, tcp_source
@@ -35,12 +35,13 @@ from tandem.transfer.tcp_source import request_blocks, request_test
 from tandem.transfer.tcp_transport import TcpTransport
 from tandem.worker.connection_security import connection_security
 from tests.certificates import Authority
-from tests.contract.transfer.conftest import Bytes, Peer, Rig, connect, spawn_peer
+from tests.contract.transfer.conftest import Peer, Rig, connect, copies_of, reference, spawn_peer
+from tests.contract.transfer.peer_process import Bytes
 from tests.memory_pools import memory_pool
 
 LAYOUT = KVLayout(4, (KVGroup(1, 2, 8, "float32"),))
 NUM_BLOCKS = 6000
-ME = WorkerRef(WorkerId("source"), Incarnation(1), "127.0.0.1:1")
+ME = reference("source")
 Open = Callable[..., tuple[TcpTransport, Bytes]]
 
 
@@ -72,11 +73,7 @@ def outcome(reader: TcpTransport, source: TransportPeer, copies: list[BlockCopy]
         read = reader.post_read(source, copies)
     except PeerError as error:
         return str(error)
-    return Rig.until(read.poll, lambda state: state is not ReadState.PENDING)
-
-
-def copies_of(remote: list[int], local: list[int]) -> list[BlockCopy]:
-    return [BlockCopy(BlockId(theirs), BlockId(ours)) for theirs, ours in zip(remote, local, strict=True)]
+    return Rig.settle(read)
 
 
 ONE = copies_of([7], [8])
@@ -144,7 +141,7 @@ def test_connections_are_encrypted_where_the_cluster_has_certificates(opened: Op
     }
     security = {name: connection_security(config, SystemClock()) for name, config in issued.items()}
     source, content = opened(security=security["source"])
-    everything = copies_of(list(range(NUM_BLOCKS)), list(range(NUM_BLOCKS)))
+    everything = copies_of(range(NUM_BLOCKS), range(NUM_BLOCKS))
     for name in ("member", "another name"):
         reader, memory = opened(name, security=security[name])
         assert outcome(reader, source.describe(ME), everything) is ReadState.DONE
@@ -303,16 +300,12 @@ def test_a_peer_that_does_not_answer_fails_in_the_background(opened: Open) -> No
         assert reader.disconnect(far)
 
 
-def is_over(state: ReadState) -> bool:
-    return state is not ReadState.PENDING
-
-
 def test_a_self_test_notices_that_no_connection_is_accepted(opened: Open) -> None:
     source, _ = opened()
-    assert Rig.until(source.post_self_test().poll, is_over) is ReadState.DONE
+    assert Rig.settle(source.post_self_test()) is ReadState.DONE
     shut(source._source._server._listener)
     with pytest.raises(PeerError, match="cannot read its own memory"):
-        Rig.until(source.post_self_test().poll, is_over)
+        Rig.settle(source.post_self_test())
 
 
 @pytest.mark.parametrize(
@@ -324,7 +317,7 @@ def test_a_source_is_reached_at_its_address_of_either_family(opened: Open, host:
     reader, _ = opened("reader")
     peer = source.describe(WorkerRef(WorkerId("source"), Incarnation(1), f"{address}:1"))
     assert outcome(reader, peer, ONE) is ReadState.DONE
-    assert Rig.until(source.post_self_test().poll, is_over) is ReadState.DONE
+    assert Rig.settle(source.post_self_test()) is ReadState.DONE
 
 
 READER = """
@@ -356,7 +349,7 @@ def test_readers_that_are_killed_in_a_read_leave_nothing(num_kills: int, is_stop
     """UCX over TCP aborts the source then, more often if the source is stopped (transfer_thread.DRAIN_TURNS)."""
     source = spawn_peer("tcp", "source", 1, 3, 64)
     pid = source.process.pid
-    before = num_threads(pid), num_files(pid)
+    before = threads_and_files(pid)
     path = os.pathsep.join(path for path in sys.path if path)
     handshake = base64.b64encode(pickle.dumps(source.handshake)).decode() + "\n"
     try:
@@ -378,18 +371,14 @@ def test_readers_that_are_killed_in_a_read_leave_nothing(num_kills: int, is_stop
                 reader.wait()
                 source.signal(signal.SIGCONT)
             assert source.process.poll() is None
-        Rig.until(lambda: (num_threads(pid), num_files(pid)), lambda now: now == before)
+        Rig.until(lambda: threads_and_files(pid), lambda now: now == before)
         check(source)
     finally:
         source.kill()
 
 
-def num_threads(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/task"))
-
-
-def num_files(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
+def threads_and_files(pid: int) -> tuple[int, int]:
+    return len(os.listdir(f"/proc/{pid}/task")), len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def check(source: Peer) -> None:
@@ -397,7 +386,7 @@ def check(source: Peer) -> None:
     layout = source.handshake.layout
     memory = np.zeros((len(source.content), layout.block_bytes), np.uint8)
     reader = TcpTransport(memory_pool(memory.ctypes.data, len(memory), layout), "last")
-    blocks = list(range(len(memory)))
+    blocks = range(len(memory))
     assert outcome(reader, source.handshake, copies_of(blocks, blocks)) is ReadState.DONE
     assert np.array_equal(memory, source.content)
     reader.close()

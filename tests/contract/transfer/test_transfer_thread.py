@@ -27,12 +27,10 @@ from tandem.engine.transfer_messages import (
     TransferStopped,
 )
 from tandem.kv.handoff import BlockDigest
-from tandem.transfer.interface import BlockCopy, ReadState
+from tandem.transfer.interface import ReadState
 from tandem.transfer.transfer_thread import TransferThread
-from tests.contract.transfer.conftest import connect
+from tests.contract.transfer.conftest import GUARD_S, connect, copies_of
 
-GUARD_S = 60.0
-"""Only ends a test that hangs."""
 MAX_POST_BYTES = 1 << 20
 
 
@@ -127,8 +125,7 @@ def test_a_reader_that_stops_in_the_middle_leaves_its_peer_alive(consumer, rig) 
     consumer.transfer.send(consumer.order(1, peer, range(256), range(256)))
     assert consumer.transfer.stop(GUARD_S)
     connect(rig.transport, peer.handshake)
-    handle = rig.transport.post_read(peer.handshake, [BlockCopy(BlockId(7), BlockId(8))])
-    assert rig.settle(handle) is ReadState.DONE
+    assert rig.settle(rig.transport.post_read(peer.handshake, copies_of([7], [8]))) is ReadState.DONE
     assert np.array_equal(rig.memory[8], peer.content[7])
 
 

@@ -10,15 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
 from tandem.kv.layout import KVGroup, KVRegion
 from tandem.transfer.interface import BlockCopy, PeerError, ReadState
 from tandem.transfer.peer_layout import CopyRefused
-from tests.contract.transfer.conftest import connect
-
-
-def copies_of(remote: Sequence[int], local: Sequence[int]) -> list[BlockCopy]:
-    return [BlockCopy(BlockId(r), BlockId(o)) for r, o in zip(remote, local, strict=True)]
+from tests.contract.transfer.conftest import connect, copies_of, reference
 
 
 def all_blocks(rig) -> list[BlockCopy]:
@@ -67,7 +62,7 @@ def test_many_reads_at_once(rig, good_peer) -> None:
 def test_two_transports_of_one_process(rig) -> None:
     producer, memory = rig.new_transport()
     memory[:] = np.random.default_rng(3).integers(0, 256, memory.shape, dtype=np.uint8)
-    peer = producer.describe(WorkerRef(WorkerId("neighbour"), Incarnation(1), "127.0.0.1:2"))
+    peer = producer.describe(reference("neighbour"))
     connect(rig.transport, peer)
     read = rig.transport.post_read(peer, copies_of([3, 1, 200], [0, 250, 4]))
     while (state := read.poll()) is ReadState.PENDING:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from loadtest.client.records import Record
+from loadtest.load.load_report import LoadReport
+from loadtest.load.stats_collector import StatsCollector
 from tandem.core.config import Config
 from tandem.core.step_cost import StepFeatures
 from tandem.engine.step_log import LoggedStep, StepLogHead, encode_head, encode_step, step_settings
@@ -17,22 +20,40 @@ def record(group: str, due_s: float, *gaps_s: float, ttft_s: float = 0.5, **chan
     stamps = [due_s + ttft_s]
     for gap in gaps_s:
         stamps.append(stamps[-1] + gap)
+    return stamped(group, due_s, stamps, **{"ended_s": stamps[-1], **changes})
+
+
+def stamped(group: str, due_s: float, stamps_s: Sequence[float], **changes: object) -> Record:
+    """A token at each of these times."""
     facts: dict[str, object] = {
         "name": f"{group}-{due_s:g}",
         "group": group,
         "num_prompt_tokens": 100,
-        "num_requested_tokens": len(stamps),
+        "num_requested_tokens": len(stamps_s),
         "due_s": due_s,
         "sent_s": due_s,
-        "ended_s": stamps[-1],
-        "stamps_s": tuple(stamps),
-        "num_output_tokens": len(stamps),
+        "stamps_s": tuple(stamps_s),
+        "num_output_tokens": len(stamps_s),
     }
     return Record(**{**facts, **changes})
 
 
 def failed(group: str, due_s: float, kind: str, **changes: object) -> Record:
     return record(group, due_s, error_kind=kind, error=f"{kind}: no | room", **changes)
+
+
+def reported(tally: StatsCollector, **changes: object) -> LoadReport:
+    """Of a test that ended with its last request."""
+    facts: dict[str, object] = {
+        "name": "tandem",
+        "facts": {"model": "m", "workload": "mix"},
+        "wall_s": tally.last_end_s,
+        "scopes": tally.scopes(tally.last_end_s),
+        "windows": tally.windows(tally.last_end_s),
+        "examples": tally.examples,
+        "sample": tally.sample(),
+    }
+    return LoadReport(**{**facts, **changes})
 
 
 HEAD = StepLogHead(
@@ -63,8 +84,6 @@ STEPS = (
     step(1003.5, 0, 6, seconds=0.125, has_failed=1),
     step(1006.0, 9, 9),  # after it
 )
-
-
 """Of a test that begins at 1000.5 and takes 5 s, all but the first and the last."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -31,17 +31,27 @@ class FakeTime:
 
 @asynccontextmanager
 async def serving(respond: Respond) -> AsyncIterator[Endpoint]:
+    async with running({"/v1/completions": respond}) as url:
+        yield Endpoint(url=url, model="m", extra={"flavour": 1})
+
+
+@asynccontextmanager
+async def running(posts: Mapping[str, Respond]) -> AsyncIterator[str]:
+    """Yield the URL of a server of model `m` with a function for each path of POST."""
+
     async def models(_: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "m"}]})
 
-    app = web.Application()
-    app.router.add_post("/v1/completions", respond)
-    app.router.add_get("/v1/models", models)
+    async def health(_: web.Request) -> web.Response:
+        return web.Response()
+
+    app = web.Application(client_max_size=1 << 23)
+    app.add_routes([web.post(path, respond) for path, respond in posts.items()])
+    app.add_routes([web.get("/v1/models", models), web.get("/health", health)])
     runner = web.AppRunner(app)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    yield Endpoint(url=f"http://127.0.0.1:{runner.addresses[0][1]}", model="m", extra={"flavour": 1})
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     await runner.cleanup()
 
 
@@ -62,5 +72,29 @@ async def stream(request: web.Request, *events: bytes) -> web.StreamResponse:
     return response
 
 
-async def answer_whole(request: web.Request) -> web.StreamResponse:
-    return await stream(request, *WHOLE)
+def streaming(*events: bytes) -> Respond:
+    async def respond(request: web.Request) -> web.StreamResponse:
+        return await stream(request, *events)
+
+    return respond
+
+
+answer_whole = streaming(*WHOLE)
+
+
+class SlowAnswers:
+    """Its `respond` answers whole, each time `seconds` later; `most_open` is how many requests were open at once."""
+
+    def __init__(self, time: FakeTime, seconds: float) -> None:
+        self.most_open = 0
+        self._num_open = 0
+        self._time = time
+        self._seconds = seconds
+
+    async def respond(self, request: web.Request) -> web.StreamResponse:
+        self._num_open += 1
+        self.most_open = max(self.most_open, self._num_open)
+        self._time.time += self._seconds
+        response = await answer_whole(request)
+        self._num_open -= 1
+        return response

@@ -14,9 +14,10 @@ from loadtest.bench.bench import Turn, schedule
 from loadtest.bench.report import BenchRun, markdown, report_to
 from loadtest.bench.report_command import pooled
 from loadtest.bench.systems_under_test import is_steady
-from loadtest.client.records import Probe, Record, Run
+from loadtest.client.records import Probe, Run
 from loadtest.peers.install import required_requirements
 from tandem.core.slo import Slo
+from tests.unit.loadtest.made import record
 
 
 def test_two_systems_alternate_and_the_first_is_last_too() -> None:
@@ -35,22 +36,6 @@ def test_one_system_alone_is_just_repeated() -> None:
     assert [turn.turn for turn in schedule(["a"], [0], 3)] == [0, 1, 2]
 
 
-def record(tokens: tuple[int, ...], first_s: float, gap_s: float, **changes: object) -> Record:
-    stamps = tuple(first_s + gap_s * i for i in range(len(tokens)))
-    facts: dict[str, object] = {
-        "name": "single-0",
-        "group": "single",
-        "num_prompt_tokens": 100,
-        "num_requested_tokens": len(tokens),
-        "due_s": 0.0,
-        "sent_s": 0.0,
-        "stamps_s": stamps,
-        "tokens": tokens,
-        "num_output_tokens": len(tokens),
-    }
-    return Record(**{**facts, **changes})
-
-
 def run(system: str, turn: int, began: float, gap_s: float, **changes: object) -> Run:
     tokens = (1, 2, 3) if system == "a" else (1, 2, 4)
     return Run(
@@ -58,7 +43,7 @@ def run(system: str, turn: int, began: float, gap_s: float, **changes: object) -
         workload="decode",
         seed=0,
         turn=turn,
-        records=(record(tokens, 0.25, gap_s, **changes),),
+        records=(record("single", 0.0, gap_s, gap_s, ttft_s=0.25, tokens=tokens, **changes),),
         began=began,
         wall_s=1.0,
         before=Probe(gflops=140.0, read_gbs=25.0),

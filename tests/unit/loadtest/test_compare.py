@@ -17,7 +17,7 @@ from loadtest.load.comparison import compare, differing_facts
 from loadtest.load.load_report import LoadReport
 from loadtest.load.stats_collector import StatsCollector
 from tandem.core.slo import Slo
-from tests.unit.loadtest.made import failed, record
+from tests.unit.loadtest.made import failed, record, reported
 
 # ---- the bootstrap
 
@@ -85,16 +85,7 @@ def load(name: str, sample_seed: int, scale: float, count: int = 400, **facts: s
         ttft_s = float(chance.exponential(scale if group == "a" else 1.0))
         tally.ended(record(group, float(number), *chance.exponential(0.02, size=8).tolist(), ttft_s=ttft_s), 0)
     tally.ended(failed("a", 0.0, "timeout"), 0)
-    wall_s = tally.last_end_s
-    facts_given = {"workload": "mix", "seed": "0", **facts}
-    return LoadReport(
-        name=name,
-        facts=facts_given,
-        wall_s=wall_s,
-        scopes=tally.scopes(wall_s),
-        windows=tally.windows(wall_s),
-        sample=tally.sample(),
-    )
+    return reported(tally, name=name, facts={"workload": "mix", "seed": "0", **facts})
 
 
 def verdicts(first: LoadReport, second: LoadReport) -> dict[tuple[str, str], str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from loadtest.fidelity.recorded_runs import MeasuredRun, RecordedLoad, RunConfig
 from tandem.core.clock import SystemClock
 from tandem.core.config import Config, EngineConfig
 from tandem.core.step_cost import StepFeatures
-from tandem.engine.step_log import LoggedStep, StepLog, StepLogHead, step_settings
+from tandem.engine.step_log import LoggedStep, StepLog, step_settings
 from tandem.sched.state.schedule_result import StepRecord
 from tandem.sim.cluster.client_trace import ClientTrace
 from tandem.sim.cluster.cluster import SimCluster
@@ -23,6 +25,7 @@ from tandem.sim.cluster.worker import SimWorker
 from tandem.sim.cost.residuals import always
 from tandem.workload.scheduled_request import ScheduledRequest
 from tests.simulation.clusters import LAPTOP, cluster, mix, slow_spec, traces_of
+from tests.unit.loadtest.made import HEAD, stamped
 
 BEGAN_UNIX_S = 1.8e9
 CONFIG = Config(engine=EngineConfig(max_num_batched_tokens=128))
@@ -59,41 +62,19 @@ def run_of(seed: int, speed: float = 1.0, latency_s: float = 2e-3) -> StoredRun:
     steps = logged(one, worker)
     schedule = mix(seed, 60, 0.6)
     traces = traces_of(one, schedule)
-    head = StepLogHead(
-        worker="w",
-        pool="mixed",
-        model="m",
-        num_threads=2,
-        num_blocks=spec.num_blocks,
-        layout=spec.layout,
-        settings=step_settings(CONFIG),
-    )
+    head = replace(HEAD, num_blocks=spec.num_blocks, layout=spec.layout, settings=step_settings(CONFIG))
     records = tuple(_record(scheduled, trace) for scheduled, trace in zip(schedule, traces, strict=True))
-    run = MeasuredRun(
-        topology="mixed",
-        flags=(),
-        seed=seed,
-        count=len(schedule),
-        rate=0.6,
-        turn=0,
-        began_unix_s=BEGAN_UNIX_S,
-        wall_s=one.now,
-        records=records,
-    )
+    run = measured(seed=seed, count=len(schedule), rate=0.6, wall_s=one.now, records=records)
     return StoredRun(run, (StepLog(head, tuple(steps)),))
 
 
+def measured(**facts: Any) -> MeasuredRun:
+    return MeasuredRun(**{"topology": "mixed", "flags": (), "turn": 0, "began_unix_s": BEGAN_UNIX_S, **facts})
+
+
 def _record(scheduled: ScheduledRequest, trace: ClientTrace) -> Record:
-    return Record(
-        name=trace.id,
-        group=trace.group,
-        num_prompt_tokens=len(scheduled.request.prompt_tokens),
-        num_requested_tokens=trace.max_tokens,
-        due_s=trace.due_s,
-        sent_s=trace.due_s,
-        stamps_s=tuple(trace.token_times),
-        num_output_tokens=len(trace.token_times),
-    )
+    asked = {"num_prompt_tokens": len(scheduled.request.prompt_tokens), "num_requested_tokens": trace.max_tokens}
+    return stamped(trace.group, trace.due_s, trace.token_times, name=trace.id, **asked)
 
 
 @pytest.fixture(scope="module")
@@ -164,17 +145,8 @@ def test_a_replay_has_the_same_tokens_at_the_same_times(runs: Sequence[StoredRun
 
 
 async def test_a_run_with_other_flags_is_not_taken_for_this_one(tmp_path: Path) -> None:
-    run = MeasuredRun(
-        topology="mixed",
-        flags=("--max-num-batched-tokens", "128"),
-        seed=1,
-        count=1,
-        rate=1.0,
-        turn=0,
-        began_unix_s=BEGAN_UNIX_S,
-        wall_s=1.0,
-        records=(),
-    )
+    flags = ("--max-num-batched-tokens", "128")
+    run = measured(flags=flags, seed=1, count=1, rate=1.0, wall_s=1.0, records=())
     (tmp_path / "mixed-seed1-1-rate1-turn0.json").write_bytes(encode(run))
     with pytest.raises(Failure, match="was measured with --max-num-batched-tokens 128, not --max-num"):
         await kept(

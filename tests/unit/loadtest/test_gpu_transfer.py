@@ -12,7 +12,7 @@ import pytest
 
 from loadtest.__main__ import main
 from loadtest.kv import gpu_transfer
-from loadtest.kv.device_memory import BenchHostMemory, CudaMemory
+from loadtest.kv.device_memory import BenchHostMemory, CudaMemory, DeviceMemory
 from loadtest.kv.gpu_transfer import Broken, GpuTransferCase, GpuTransferRow, content_of, copies_of, markdown, measure
 from loadtest.processes.mps import CONTROL, MpsUnavailable, multi_process_service
 from tandem.transfer.interface import BlockCopy
@@ -96,14 +96,19 @@ def test_blocks_are_of_the_requested_size_and_in_random_order() -> None:
     assert content_of(3, 64) != content_of(4, 64) and len(content_of(3, 64)) == 64
 
 
-def test_host_memory_is_copied_piece_by_piece() -> None:
-    ours, theirs = BenchHostMemory(), BenchHostMemory()
+def assert_copied(theirs: DeviceMemory, ours: DeviceMemory) -> tuple[int, int, int]:
+    """Check that pieces of their memory get into ours. Return its address for them and for us, and that of our own."""
     source, target = theirs.allocate(8192), ours.allocate(8192)
     theirs.write(source, bytes(range(256)) * 32)
     remote = ours.open(theirs.share(source))
     ours.copy([CopySpan(remote + 4096, target, 100), CopySpan(remote + 1, target + 200, 3)])
     assert ours.read(target, 100) == bytes(range(100)) and ours.read(target + 200, 3) == b"\1\2\3"
     assert ours.read(target + 100, 100) == bytes(100)
+    return source, remote, target
+
+
+def test_host_memory_is_copied_piece_by_piece() -> None:
+    assert_copied(BenchHostMemory(), BenchHostMemory())
 
 
 DRIVER = r"""
@@ -164,13 +169,8 @@ def test_a_gpu_s_memory_is_reached_by_the_driver_s_calls(tmp_path: Path) -> None
     subprocess.run([_find_compiler(), "-shared", "-fPIC", "-o", library, source], check=True, timeout=100)
     theirs, ours = CudaMemory(library=str(library)), CudaMemory(1, library=str(library))
     assert (theirs.device, ours.device) == ("cuda:0", "cuda:1")
-    source_at, target = theirs.allocate(8192), ours.allocate(8192)
-    theirs.write(source_at, bytes(range(256)) * 32)
-    remote = ours.open(theirs.share(source_at))
+    source_at, remote, target = assert_copied(theirs, ours)
     assert remote not in (source_at, target)
-    ours.copy([CopySpan(remote + 4096, target, 100), CopySpan(remote + 1, target + 200, 3)])
-    assert ours.read(target, 100) == bytes(range(100)) and ours.read(target + 200, 3) == b"\1\2\3"
-    assert ours.read(target + 100, 100) == bytes(100)
     with pytest.raises(RuntimeError, match="cuDeviceGet: CUDA_ERROR_INVALID_DEVICE"):
         CudaMemory(2, library=str(library))
     with pytest.raises(RuntimeError, match="cuMemcpyDtoDAsync_v2: error 1"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,10 +60,7 @@ def executor(cache: Path) -> TorchExecutor:
     return load_executor(directory, read_model_config(directory), ModelConfig(id="random:tiny"), engine)
 
 
-@pytest.mark.parametrize(
-    ("batch", "milliseconds"),
-    [(1, 3.52), (32, 4.49), (256, 12.87)],
-)
+@pytest.mark.parametrize(("batch", "milliseconds"), [(1, 3.52), (32, 4.49), (256, 12.87)])
 def test_the_floor_of_a_decode_is_the_design_s(batch: int, milliseconds: float) -> None:
     config = parse_model_config(PUBLISHED["llama-3.1-8b"].config)
     assert floor_s(config, 2, 131_072, H200, decode_work(batch, 1024)) * 1e3 == pytest.approx(milliseconds, abs=0.01)
@@ -124,10 +122,14 @@ class Pipe:
         return self._executor.execute(self._open.popleft())
 
 
+def plans_for(executor: TorchExecutor, case: Decode, num_steps: int) -> Iterator[StepPlan]:
+    tables = tables_of(case, num_steps, executor.layout, executor.num_blocks)
+    return plans_of(case, 1, num_steps, tables, executor.vocab_size)
+
+
 def test_a_pipelined_executor_has_the_next_plan_while_one_runs(executor: TorchExecutor) -> None:
-    pipe, case = Pipe(executor), Decode(2, 5)
-    tables = tables_of(case, 5, executor.layout, executor.num_blocks)
-    seconds = time_steps(pipe, plans_of(case, 1, 5, tables, executor.vocab_size), SystemClock())
+    pipe = Pipe(executor)
+    seconds = time_steps(pipe, plans_for(executor, Decode(2, 5), 5), SystemClock())
     assert len(seconds) == 5 and pipe.most_open == 2
     assert time_steps(pipe, iter(()), SystemClock()) == []
 
@@ -141,7 +143,7 @@ def test_times_of_a_pipeline_are_from_end_to_end(executor: TorchExecutor) -> Non
         def now(self) -> float:
             return self.time
 
-    clock, case = Ticking(), Decode(1, 5)
+    clock = Ticking()
 
     class Late(Pipe):
         def collect(self) -> StepResult:
@@ -154,17 +156,14 @@ def test_times_of_a_pipeline_are_from_end_to_end(executor: TorchExecutor) -> Non
             super().launch(plan)
 
     for pipe in (Late(executor), Early(executor)):
-        tables = tables_of(case, 5, executor.layout, executor.num_blocks)
-        seconds = time_steps(pipe, plans_of(case, 1, 5, tables, executor.vocab_size), clock)
+        seconds = time_steps(pipe, plans_for(executor, Decode(1, 5), 5), clock)
         assert sum(seconds) == 5.0 and seconds[1:-1] == [1.0] * 3
 
 
 def test_a_step_that_fails_ends_the_measurement(executor: TorchExecutor) -> None:
-    case = Decode(1, 500)
-    tables = tables_of(case, 1, executor.layout, executor.num_blocks)
     for one in (executor, Pipe(executor)):
         with pytest.raises(RuntimeError, match="beyond the model's 200 tokens"):
-            time_steps(one, plans_of(case, 1, 1, tables, executor.vocab_size), SystemClock())
+            time_steps(one, plans_for(executor, Decode(1, 500), 1), SystemClock())
 
 
 def test_pools_are_filled_with_numbers() -> None:
@@ -186,12 +185,8 @@ def test_the_command_prints_every_case(
     argv = ["model", "--shape", "tiny", "--threads", "1", "--kv-gib", "0.001", "--json", str(file), *sizes]
     assert main(argv) == 0
     printed = json.loads(file.read_text())
-    assert [row["case"] for row in printed["rows"]] == [
-        "decode 1 x 20",
-        "decode 3 x 20",
-        "prefill 8 on 0",
-        "prefill 8 on 9",
-    ]
+    cases = [row["case"] for row in printed["rows"]]
+    assert cases == ["decode 1 x 20", "decode 3 x 20", "prefill 8 on 0", "prefill 8 on 9"]
     assert [row["steps"] for row in printed["rows"]] == [4, 4, 6, 6]
     for row in printed["rows"]:
         assert 0 < row["low_s"] <= row["median_s"] <= row["high_s"]

@@ -18,6 +18,7 @@ from loadtest.gateway import neighbour
 from loadtest.gateway.neighbour import MIB, Bounds, Result, measure, misses, report
 from loadtest.gateway.neighbour_attack import ATTACKS
 from loadtest.gateway.neighbour_load import Memory, Period, Victim
+from tests.unit.loadtest.served import running
 
 CALM = Period(
     p50_s={"plain": 0.01, "30 kB": 0.3, "guided": 0.02},
@@ -90,23 +91,8 @@ class Gateway:
 
 @asynccontextmanager
 async def serving(gateway: Gateway) -> AsyncIterator[Gateway]:
-    async def models(_: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "m"}]})
-
-    async def health(_: web.Request) -> web.Response:
-        return web.Response()
-
-    app = web.Application(client_max_size=1 << 23)
-    app.router.add_post("/v1/chat/completions", gateway.complete)
-    app.router.add_get("/v1/models", models)
-    app.router.add_get("/health", health)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    gateway.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    yield gateway
-    await runner.cleanup()
+    async with running({"/v1/chat/completions": gateway.complete}) as gateway.url:
+        yield gateway
 
 
 async def test_a_slow_neighbour_shows_in_every_kind_of_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,17 @@ from loadtest.client.workloads import BenchRequest, Workload
 from tandem.core.ids import RequestId
 from tandem.core.request import Request, SamplingParams
 from tandem.workload.scheduled_request import Follow, ScheduledRequest
-from tests.unit.loadtest.served import WHOLE, FakeTime, Respond, answer_whole, chunk, serving, stream
+from tests.unit.loadtest.served import (
+    WHOLE,
+    FakeTime,
+    Respond,
+    SlowAnswers,
+    answer_whole,
+    chunk,
+    serving,
+    stream,
+    streaming,
+)
 
 
 def call(name: str, due_s: float = 0.0) -> TimedCall:
@@ -84,20 +94,11 @@ async def test_a_client_that_falls_behind_reports_it_and_counts_it_into_ttft() -
 
 
 async def test_a_limit_of_open_requests_holds_back_and_is_counted() -> None:
-    time, ended, num_open, most_open = FakeTime(), Ended(), 0, 0
-
-    async def respond(request: web.Request) -> web.StreamResponse:
-        nonlocal num_open, most_open
-        num_open += 1
-        most_open = max(most_open, num_open)
-        time.time += 10.0
-        response = await answer_whole(request)
-        num_open -= 1
-        return response
-
-    async with looping(respond, time, ended, max_open=1) as (loop, _):
+    time, ended = FakeTime(), Ended()
+    answers = SlowAnswers(time, 10.0)
+    async with looping(answers.respond, time, ended, max_open=1) as (loop, _):
         await loop.run([call("a"), call("b"), call("c")])
-    assert most_open == loop.most_open == 1
+    assert answers.most_open == loop.most_open == 1
     assert loop.num_held == 2
     assert loop.held_s == 20.0
     assert [ended.records[name].lateness_s for name in "abc"] == [0.0, 10.0, 20.0]
@@ -220,10 +221,7 @@ async def test_an_answer_without_ids_is_followed_by_as_many_other_tokens() -> No
 
 
 async def test_a_conversation_ends_with_its_first_failure() -> None:
-    async def respond(request: web.Request) -> web.StreamResponse:
-        return await stream(request, *WHOLE[:1])
-
-    async with looping(respond, FakeTime(), ended := Ended()) as (loop, endpoint):
+    async with looping(streaming(*WHOLE[:1]), FakeTime(), ended := Ended()) as (loop, endpoint):
         await loop.run(map(Caller(endpoint, {}).call, [conversation()]))
     assert [record.error_kind for record in ended.records.values()] == ["cut off"]
 
@@ -264,19 +262,10 @@ async def test_a_bench_gets_its_records_in_the_order_of_its_requests() -> None:
 
 
 async def test_a_sequence_waits_for_each_answer() -> None:
-    time, ended, num_open, most_open = FakeTime(), Ended(), 0, 0
-
-    async def respond(request: web.Request) -> web.StreamResponse:
-        nonlocal num_open, most_open
-        num_open += 1
-        most_open = max(most_open, num_open)
-        time.time += 1.0
-        response = await answer_whole(request)
-        num_open -= 1
-        return response
-
-    async with serving(respond) as endpoint, aiohttp.ClientSession() as session:
+    time, ended = FakeTime(), Ended()
+    answers = SlowAnswers(time, 1.0)
+    async with serving(answers.respond) as endpoint, aiohttp.ClientSession() as session:
         await send_sequentially(Client(endpoint, session, time), time, [call("a"), call("b"), call("c")], ended)
-    assert most_open == 1
+    assert answers.most_open == 1
     assert [record.due_s for record in ended.records.values()] == [0.0, 1.0, 2.0]
     assert all(record.lateness_s == 0.0 for record in ended.records.values())

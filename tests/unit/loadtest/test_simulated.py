@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from loadtest.__main__ import main
-from loadtest.load.load_report import LoadReport, Scope
+from loadtest.load.load_report import Scope
 from loadtest.load.report_file import NoReport, read_report
 from loadtest.load.stats_collector import StatsCollector
 from tandem.cli import main as tandem
 from tandem.core.slo import Slo
-from tests.unit.loadtest.made import record
+from tests.unit.loadtest.made import record, reported
 
 pytestmark = pytest.mark.slow
 COUNT = 60
@@ -37,15 +37,8 @@ def measured(path: Path, slo: Slo = SLO, **facts: str) -> Path:
     for number in range(COUNT):
         group = "short" if number % 10 < 7 else "medium" if number % 10 < 9 else "long"
         tally.ended(record(group, number / 5, 0.02, 0.02, 0.02, ttft_s=0.25), 0)
-    report = LoadReport(
-        name="a server",
-        facts={"workload": "mix", "seed": "0", "count": str(COUNT), "rate": "5.0", **facts},
-        wall_s=tally.last_end_s,
-        slo=slo,
-        scopes=tally.scopes(tally.last_end_s),
-        sample=tally.sample(),
-    )
-    path.write_bytes(msgspec.json.encode(report))
+    named = {"workload": "mix", "seed": "0", "count": str(COUNT), "rate": "5.0", **facts}
+    path.write_bytes(msgspec.json.encode(reported(tally, facts=named, slo=slo)))
     return path
 
 

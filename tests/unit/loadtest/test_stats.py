@@ -8,20 +8,13 @@ import pytest
 from loadtest.client.records import Record, Run, Step
 from loadtest.common.stats import StatsPoint, agreement, meets, overhead, pair_ratio, percentile, summarise
 from tandem.core.slo import Slo
+from tests.unit.loadtest.made import stamped
 
 
-def record(name: str = "r", stamps: tuple[float, ...] = (1.0,), **changes: object) -> Record:
-    facts: dict[str, object] = {
-        "name": name,
-        "group": "short",
-        "num_prompt_tokens": 10,
-        "num_requested_tokens": len(stamps),
-        "due_s": 0.0,
-        "sent_s": 0.0,
-        "stamps_s": stamps,
-        "num_output_tokens": len(stamps),
-    }
-    return Record(**{**facts, **changes})
+def record(
+    name: str = "r", stamps: tuple[float, ...] = (1.0,), group: str = "short", due_s: float = 0.0, **changes: object
+) -> Record:
+    return stamped(group, due_s, stamps, name=name, num_prompt_tokens=10, **changes)
 
 
 def run(*records: Record, wall_s: float = 10.0) -> Run:

@@ -15,7 +15,7 @@ from loadtest.load.load_report import METRICS, ClientFacts, LoadReport, LoadWind
 from loadtest.load.report_file import NoReport, read_report
 from loadtest.load.stats_collector import StatsCollector, timed
 from tandem.core.slo import Slo
-from tests.unit.loadtest.made import failed, record
+from tests.unit.loadtest.made import failed, record, reported
 
 
 def tallied(*records: Record, slo: Slo | None = None) -> StatsCollector:
@@ -55,13 +55,8 @@ def test_a_single_token_has_a_ttft_and_no_gaps() -> None:
 
 def test_classes_and_tenants_are_separate_and_add_up() -> None:
     whole, long, short, none, acme = tallied(*RECORDS).scopes(wall_s=20.0)
-    assert [(s.kind, s.name) for s in (whole, long, short, none, acme)] == [
-        ("all", "all"),
-        ("class", "long"),
-        ("class", "short"),
-        ("tenant", ""),
-        ("tenant", "acme"),
-    ]
+    named = [("all", "all"), ("class", "long"), ("class", "short"), ("tenant", ""), ("tenant", "acme")]
+    assert [(s.kind, s.name) for s in (whole, long, short, none, acme)] == named
     assert [s.num_requests for s in (whole, long, short, none, acme)] == [4, 2, 2, 2, 2]
     assert [s.num_whole for s in (whole, long, short, none, acme)] == [3, 1, 2, 2, 1]
     assert whole.errors == long.errors == acme.errors == {"http 429": 1}
@@ -123,19 +118,7 @@ def test_a_tally_keeps_no_records() -> None:
 
 
 def report(*records: Record, slo: Slo | None = None, **changes: object) -> LoadReport:
-    found = tallied(*records, slo=slo)
-    wall_s = found.last_end_s
-    facts: dict[str, object] = {
-        "name": "tandem",
-        "facts": {"model": "m", "workload": "mix"},
-        "wall_s": wall_s,
-        "slo": slo or Slo(),
-        "scopes": found.scopes(wall_s),
-        "windows": found.windows(wall_s),
-        "examples": found.examples,
-        "sample": found.sample(),
-    }
-    return LoadReport(**{**facts, **changes})
+    return reported(tallied(*records, slo=slo), slo=slo or Slo(), **changes)
 
 
 def test_a_report_reads_as_it_should() -> None:

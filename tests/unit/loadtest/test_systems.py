@@ -49,29 +49,27 @@ def state(pid: int) -> str:
         return ""
 
 
-async def until_state(pid: int, expected: str) -> None:
+GONE = ("", "Z")
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads process states from /proc")
+
+
+async def until_state(pid: int, *expected: str) -> None:
     async with asyncio.timeout(20):
         while state(pid) not in expected:
             await asyncio.sleep(0.01)
 
 
-async def until_gone(pid: int) -> None:
-    async with asyncio.timeout(20):
-        while state(pid) not in ("", "Z"):
-            await asyncio.sleep(0.01)
-
-
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads process states from /proc")
+@needs_proc
 async def test_a_server_runs_only_in_its_turn_and_ends_with_its_children(tmp_path: Path) -> None:
     async with running_server(command(tmp_path), tmp_path) as server:
         child = int((tmp_path / "child").read_text())
         await until_state(child, "T")
         with server.turn() as endpoint:
-            await until_state(child, "SR")
+            await until_state(child, "S", "R")
             assert endpoint.model == "m"
         await until_state(child, "T")
     assert server.has_ended
-    await until_gone(child)
+    await until_state(child, *GONE)
 
 
 BENCH = """
@@ -89,7 +87,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads process states from /proc")
+@needs_proc
 @pytest.mark.slow
 async def test_a_bench_that_is_killed_leaves_no_stopped_server_behind(tmp_path: Path) -> None:
     bench = await asyncio.create_subprocess_exec(
@@ -103,7 +101,7 @@ async def test_a_bench_that_is_killed_leaves_no_stopped_server_behind(tmp_path: 
     await until_state(child, "T")
     bench.kill()
     await bench.wait()
-    await until_gone(child)
+    await until_state(child, *GONE)
 
 
 async def test_a_server_that_ends_at_once_is_an_error_with_its_log(tmp_path: Path) -> None:

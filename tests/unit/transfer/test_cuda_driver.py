@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.kv.layout import KVGroup, KVLayout
 from tandem.transfer import nixl_agent
 from tandem.transfer.cuda_driver import CudaDriver
 from tandem.transfer.nixl_agent import open_agent
 from tandem.transfer.nixl_transport import NixlTransport
 from tests.memory_pools import memory_pool
+from tests.unit.transfer.scripted import LAYOUT
 
-POOL = memory_pool(4096, 1, KVLayout(16, (KVGroup(1, 1, 8, "float32"),)), "cuda:0")
+POOL = memory_pool(4096, 1, LAYOUT, "cuda:0")
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 

@@ -13,7 +13,6 @@ import pytest
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
 from tandem.engine.transfer_messages import TransportPeer
-from tandem.kv.layout import KVGroup, KVLayout
 from tandem.transfer import process_vm_transport, transfer_engine
 from tandem.transfer.interface import BlockCopy, PeerError
 from tandem.transfer.memory_pool import agent_name
@@ -22,8 +21,8 @@ from tandem.transfer.process_memory import CopySpan, ProcessMemory
 from tandem.transfer.process_vm_transport import ProcessVmTransport
 from tandem.transfer.transfer_engine import split
 from tests.memory_pools import memory_pool
+from tests.unit.transfer.scripted import LAYOUT
 
-LAYOUT = KVLayout(16, (KVGroup(1, 1, 8, "float32"),))
 HOST, PID, TICKS, ADDRESS, NONCE = range(5)
 
 
@@ -128,14 +127,14 @@ def test_the_start_of_a_process_is_its_own() -> None:
 
 @pytest.mark.parametrize("num_blocks", [0, 1, 2, 3, 7, 64])
 @pytest.mark.parametrize("max_blocks", [0, 1, 3, 100])
-def test_parts_cover_an_order_once_within_the_cap(producer, num_blocks: int, max_blocks: int) -> None:
+def test_parts_cover_an_order_once_within_the_cap(num_blocks: int, max_blocks: int) -> None:
     parts = list(split(num_blocks, LAYOUT.block_bytes, max_blocks * LAYOUT.block_bytes))
     assert [i for part in parts for i in range(part.start, part.stop)] == list(range(num_blocks))
     assert all(1 <= part.stop - part.start <= max(1, max_blocks) for part in parts)
 
 
 @pytest.mark.parametrize("num_blocks", range(1, 40))
-def test_the_last_part_is_small_and_no_part_is_tiny(producer, num_blocks: int, monkeypatch) -> None:
+def test_the_last_part_is_small_and_no_part_is_tiny(num_blocks: int, monkeypatch) -> None:
     monkeypatch.setattr(transfer_engine, "LAST_PART_BYTES", 4 * LAYOUT.block_bytes)
     parts = list(split(num_blocks, LAYOUT.block_bytes, 12 * LAYOUT.block_bytes))
     sizes = [part.stop - part.start for part in parts]

@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tandem.kv.layout import KVGroup, KVLayout
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.prefault import PIECE_BYTES, prefault
 from tests.memory_pools import memory_pool
+from tests.unit.transfer.scripted import LAYOUT
 
-LAYOUT = KVLayout(16, (KVGroup(1, 1, 8, "float32"),))
 PAGE = mmap.PAGESIZE
 
 

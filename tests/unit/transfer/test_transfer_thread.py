@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tandem.core.clock import SystemClock
-from tandem.core.ids import BlockId, Incarnation, WorkerId, WorkerRef
-from tandem.engine.effects import StartRead, TearDownPeer
+from tandem.core.ids import BlockId, WorkerRef
+from tandem.engine.effects import TearDownPeer
 from tandem.engine.transfer_messages import (
     Cancel,
     Connected,
@@ -26,27 +26,16 @@ from tandem.engine.transfer_messages import (
     SetPolling,
     TransferStopped,
     TransportPeer,
-    TransportRank,
 )
-from tandem.kv.handoff import BlockDigest
-from tandem.kv.layout import KVGroup, KVLayout, KVRegion
 from tandem.transfer import transfer_thread as transfer_thread_module
 from tandem.transfer.interface import BlockCopy, PeerError, PostedRead, ReadState
 from tandem.transfer.transfer_thread import TransferThread
 from tests.memory_pools import memory_pool
+from tests.unit.transfer import scripted
+from tests.unit.transfer.scripted import BLOCK_BYTES, LAYOUT, P, order
 
-LAYOUT = KVLayout(16, (KVGroup(1, 1, 8, "float32"),))
 GUARD_S = 30.0
 """Only ends a test that hangs."""
-PEER = TransportPeer(
-    WorkerRef(WorkerId("p"), Incarnation(1), "127.0.0.1:1"),
-    LAYOUT,
-    (TransportRank("p.1", b"", KVRegion(4096, 100, LAYOUT.block_bytes, 0, 1)),),
-)
-
-
-def order(id: int) -> StartRead:
-    return StartRead(id, PEER.worker, (0,), (BlockDigest(BlockId(0), ()),), (BlockId(id),), False)
 
 
 class SteppedRead:
@@ -75,7 +64,7 @@ class SteppedTransport:
         self.threads.add(threading.current_thread().name)
 
     def describe(self, worker: WorkerRef) -> TransportPeer:
-        return PEER
+        return P
 
     def connect(self, peer: TransportPeer) -> None:
         self._called()
@@ -132,8 +121,8 @@ def take(events: queue.SimpleQueue[Event]) -> Event:
 
 
 def test_only_the_transfer_thread_touches_the_transport(transfer, transport, events) -> None:
-    transfer.send(ConnectPeer(PEER))
-    assert take(events) == Connected(PEER)
+    transfer.send(ConnectPeer(P))
+    assert take(events) == Connected(P)
     transfer.send(SetPolling(True))
     transfer.send(order(1))
     transfer.send(order(2))
@@ -153,23 +142,23 @@ def test_only_the_transfer_thread_touches_the_transport(transfer, transport, eve
 
 
 def test_a_teardown_is_answered_while_the_read_hangs(transfer, transport, events) -> None:
-    transfer.send(ConnectPeer(PEER))
+    transfer.send(ConnectPeer(P))
     transfer.send(order(1))
     until_posted(transport)
-    transfer.send(TearDownPeer(PEER.worker, "deadline"))
+    transfer.send(TearDownPeer(P.worker, "deadline"))
     assert [take(events) for _ in range(3)] == [
-        Connected(PEER),
+        Connected(P),
         ReadFailed(1, FailureKind.TEARDOWN, "deadline", drained=False),
-        PeerLost(PEER, False, "deadline"),
+        PeerLost(P, False, "deadline"),
     ]
     transport.finish.set()
-    assert take(events) == PeerDrained(PEER)
+    assert take(events) == PeerDrained(P)
 
 
 def test_stop_waits_for_open_reads_and_answers_them(transfer, transport, events) -> None:
-    transfer.send(ConnectPeer(PEER))
+    transfer.send(ConnectPeer(P))
     transfer.send(order(1))
-    assert take(events) == Connected(PEER)
+    assert take(events) == Connected(P)
     until_posted(transport)
     timer = threading.Timer(0.05, transport.finish.set)
     timer.start()
@@ -183,12 +172,12 @@ def test_stop_waits_for_open_reads_and_answers_them(transfer, transport, events)
 
 def test_stop_does_not_wait_for_ever(transfer, transport, events, monkeypatch) -> None:
     monkeypatch.setattr(transfer_thread_module, "DRAIN_TURNS", 3)
-    transfer.send(ConnectPeer(PEER))
+    transfer.send(ConnectPeer(P))
     transfer.send(order(1))
     until_posted(transport)
     assert transfer.stop(GUARD_S)
     assert transport.closed
-    assert take(events) == Connected(PEER)
+    assert take(events) == Connected(P)
     event = take(events)
     assert isinstance(event, ReadFailed)
     assert event.drained, "closing the transport is the proof"
@@ -199,11 +188,11 @@ def test_stop_does_not_wait_for_ever(transfer, transport, events, monkeypatch) -
 def test_a_transport_that_breaks_ends_the_transfer_thread_loudly_and_answers_everything(
     transfer, transport, events
 ) -> None:
-    transfer.send(ConnectPeer(PEER))
+    transfer.send(ConnectPeer(P))
     transfer.send(order(1))
     until_posted(transport)
     transport.crash = True
-    assert take(events) == Connected(PEER)
+    assert take(events) == Connected(P)
     failed = take(events)
     assert isinstance(failed, ReadFailed)
     assert (failed.id, failed.kind) == (1, FailureKind.STOPPED)
@@ -212,7 +201,7 @@ def test_a_transport_that_breaks_ends_the_transfer_thread_loudly_and_answers_eve
     assert stopped.error is not None
     assert "the library broke" in stopped.error
     with pytest.raises(RuntimeError, match="stopped"):
-        transfer.send(ConnectPeer(PEER))
+        transfer.send(ConnectPeer(P))
 
 
 def test_a_part_is_checked_while_the_next_one_is_copied_inside_its_post(transport, events, monkeypatch) -> None:
@@ -223,7 +212,7 @@ def test_a_part_is_checked_while_the_next_one_is_copied_inside_its_post(transpor
     def digest(blocks: Sequence[BlockId], logical: Sequence[int]) -> list[tuple[int, ...]]:
         helpers.append(threading.current_thread().name)
         checked.set()
-        return [(0,)] * len(blocks)
+        return scripted.digest(blocks, logical)
 
     def post_read(peer: TransportPeer, copies: Sequence[BlockCopy]) -> PostedRead:
         transport.num_reads += 1
@@ -233,12 +222,11 @@ def test_a_part_is_checked_while_the_next_one_is_copied_inside_its_post(transpor
 
     monkeypatch.setattr(transport, "post_read", post_read)
     transport.finish.set()
-    transfer = TransferThread(transport, digest, events.put, SystemClock(), max_post_bytes=LAYOUT.block_bytes)
+    transfer = TransferThread(transport, digest, events.put, SystemClock(), max_post_bytes=BLOCK_BYTES)
     transfer.start()
-    transfer.send(ConnectPeer(PEER))
-    offered = tuple(BlockDigest(BlockId(i), (0,)) for i in range(2))
-    transfer.send(StartRead(1, PEER.worker, (0, 1), offered, (BlockId(0), BlockId(1))))
-    assert take(events) == Connected(PEER)
+    transfer.send(ConnectPeer(P))
+    transfer.send(order(1, num_blocks=2, digests=True))
+    assert take(events) == Connected(P)
     assert isinstance(take(events), ReadDone)
     assert transfer.stop(GUARD_S)
     assert helpers[0] == "tandem-digests"
@@ -252,9 +240,9 @@ def test_a_digest_that_breaks_ends_the_transfer_thread_loudly(transport, events)
     transfer = TransferThread(transport, digest, events.put, SystemClock())
     transfer.start()
     transport.finish.set()
-    transfer.send(ConnectPeer(PEER))
-    transfer.send(StartRead(1, PEER.worker, (0,), (BlockDigest(BlockId(0), (0,)),), (BlockId(0),)))
-    assert take(events) == Connected(PEER)
+    transfer.send(ConnectPeer(P))
+    transfer.send(order(1, digests=True))
+    assert take(events) == Connected(P)
     failed, stopped = take(events), take(events)
     assert isinstance(failed, ReadFailed)
     assert failed.kind is FailureKind.STOPPED

@@ -56,7 +56,14 @@ NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
 TOKENS = st.lists(U32, max_size=8).map(tuple)
 SECONDS = st.floats(0, 1e6)
 
-GREEDY = SamplingParams(max_tokens=2, temperature=0.0)
+KEY = JobKey(RequestId("r"), 1)
+ENCODED_KEY = job_codec.encode_key(KEY)
+LAYOUT = KVLayout(8, (KVGroup(layers=2, heads=2, head_dim=4, dtype="float32"),))
+PEER = TransportPeer(
+    WorkerRef(WorkerId("w"), Incarnation(1), "h:1"),
+    LAYOUT,
+    (TransportRank("a", b"m", KVRegion(4096, 3, LAYOUT.block_bytes, 0, 2)),),
+)
 workers = st.builds(
     WorkerRef, NAMES.map(WorkerId), st.integers(1, 2**64 - 1).map(Incarnation), NAMES.map(lambda n: f"{n}:1")
 )
@@ -188,8 +195,8 @@ def test_a_malformed_traceparent_is_dropped_without_an_error(traceparent: str, a
     ("choice", "num_choices", "output"), [(0, 129, []), (127, 2, []), (2**32 - 1, 0, []), (0, 2, [5])]
 )
 def test_choices_that_no_request_has_are_refused(choice: int, num_choices: int, output: list[int]) -> None:
-    job = GenerateJob(request=Request(id=RequestId("r"), model="m", prompt_tokens=(1,), sampling=GREEDY), attempt=1)
-    message = job_codec.encode_submission(job_codec.Submission(GatewayId("g"), Incarnation(1), job))
+    message = a_submission()
+    message.generate.SetInParent()
     message.key.choice, message.num_choices = choice, num_choices
     message.output_tokens.extend(output)
     with pytest.raises(TandemError, match="num_choices") as refusal:
@@ -220,8 +227,8 @@ def test_consecutive_tokens_share_a_run(
 
 
 def test_the_stages_of_a_job_are_sent_with_its_first_token() -> None:
-    key, stages = JobKey(RequestId("r"), 1), JobStages(0.5, 1.0, 0.25, 0.125, 2.0)
-    events = (Token(key, 0, SampledToken(1), 3, stages), Token(key, 1, SampledToken(2)))
+    stages = JobStages(0.5, 1.0, 0.25, 0.125, 2.0)
+    events = (Token(KEY, 0, SampledToken(1), 3, stages), Token(KEY, 1, SampledToken(2)))
     message = sent(worker_codec.encode_update(events))
     assert worker_codec.decode_update(message) == events
     message.runs[0].stages.prefill_s, message.runs[0].stages.transfer_s = -1.0, math.nan
@@ -238,7 +245,7 @@ _WAITS = (
 
 def test_the_waits_of_a_job_are_sent_with_its_stages() -> None:
     stages = JobStages(prefill_queue_s=2.0, waits=_WAITS)
-    events = (Token(JobKey(RequestId("r"), 1), 0, SampledToken(1), 3, stages),)
+    events = (Token(KEY, 0, SampledToken(1), 3, stages),)
     message = sent(worker_codec.encode_update(events))
     assert worker_codec.decode_update(message) == events
     found = message.runs[0].stages
@@ -251,12 +258,11 @@ def test_the_waits_of_a_job_are_sent_with_its_stages() -> None:
 
 
 def test_what_yielded_is_sent_with_the_next_token() -> None:
-    key = JobKey(RequestId("r"), 1)
     yields = (LaneYield(Lane.STANDARD, 1, 70_000, 4), LaneYield(Lane.BATCH, 2, 5, 1))
     events = (
-        Token(key, 0, SampledToken(1)),
-        Token(key, 1, SampledToken(2), preemption=Preemption(yields=yields)),
-        Token(key, 2, SampledToken(3), preemption=Preemption(Pauses(1, 0.5), yields[:1])),
+        Token(KEY, 0, SampledToken(1)),
+        Token(KEY, 1, SampledToken(2), preemption=Preemption(yields=yields)),
+        Token(KEY, 2, SampledToken(3), preemption=Preemption(Pauses(1, 0.5), yields[:1])),
     )
     message = sent(worker_codec.encode_update(events))
     assert worker_codec.decode_update(message) == events
@@ -266,8 +272,7 @@ def test_what_yielded_is_sent_with_the_next_token() -> None:
 
 
 def test_pauses_are_sent_with_the_token_after_them() -> None:
-    key = JobKey(RequestId("r"), 1)
-    tokens = [Token(key, index, SampledToken(index)) for index in range(4)]
+    tokens = [Token(KEY, index, SampledToken(index)) for index in range(4)]
     events = (*tokens[:2], replace(tokens[2], preemption=Preemption(Pauses(2, 1.5))), tokens[3])
     message = sent(worker_codec.encode_update(events))
     assert worker_codec.decode_update(message) == events
@@ -276,20 +281,16 @@ def test_pauses_are_sent_with_the_token_after_them() -> None:
 
 
 def test_a_gap_begins_a_run_and_keeps_the_order() -> None:
-    key, other = JobKey(RequestId("r"), 1), JobKey(RequestId("q"), 1)
-    events = [Token(k, i, SampledToken(i)) for k, i in ((key, 4), (other, 0), (key, 5), (key, 7), (key, 8))]
+    other = JobKey(RequestId("q"), 1)
+    events = [Token(key, i, SampledToken(i)) for key, i in ((KEY, 4), (other, 0), (KEY, 5), (KEY, 7), (KEY, 8))]
     message = worker_codec.encode_update(events)
     assert [(run.key.request, run.first_index, len(run.tokens)) for run in message.runs] == [
         ("r", 4, 2),
         ("q", 0, 1),
         ("r", 7, 2),
     ]
-    assert [t.index for t in worker_codec.decode_update(message) if t.key == key and isinstance(t, Token)] == [
-        4,
-        5,
-        7,
-        8,
-    ]
+    indices = [t.index for t in worker_codec.decode_update(message) if t.key == KEY and isinstance(t, Token)]
+    assert indices == [4, 5, 7, 8]
 
 
 @given(peers())
@@ -337,7 +338,7 @@ def test_refusals_round_trip(kind: ErrorKind) -> None:
 
 
 def test_an_error_of_a_newer_version_stays_an_error() -> None:
-    message = worker_pb2.JobEnd(key=job_codec.encode_key(JobKey(RequestId("r"), 1)))
+    message = worker_pb2.JobEnd(key=ENCODED_KEY)
     message.failed.kind = "melted"
     (end,) = worker_codec.decode_update(worker_pb2.WatchUpdate(ends=[message]))
     assert isinstance(end, Failed)
@@ -431,16 +432,15 @@ def test_values_that_do_not_fit_their_field_are_refused_by_the_sender(changes: d
 
 
 def test_incomplete_ends_and_tokens_are_refused() -> None:
-    key = job_codec.encode_key(JobKey(RequestId("r"), 1))
-    no_end = worker_pb2.WatchUpdate(ends=[worker_pb2.JobEnd(key=key)])
-    odd_reason = worker_pb2.WatchUpdate(
-        ends=[worker_pb2.JobEnd(key=key, finished=worker_pb2.JobFinished(reason="bored"))]
-    )
-    no_key = worker_pb2.WatchUpdate(runs=[worker_pb2.TokenRun()])
-    half = worker_pb2.TokenRun(key=key, tokens=[kv_pb2.SampledToken(id=1, top_ids=[1, 2], top_logprobs=[0.5])])
-    for message in (no_end, odd_reason, no_key, worker_pb2.WatchUpdate(runs=[half])):
+    no_end = worker_pb2.JobEnd(key=ENCODED_KEY)
+    odd_reason = worker_pb2.JobEnd(key=ENCODED_KEY, finished=worker_pb2.JobFinished(reason="bored"))
+    no_key = worker_pb2.TokenRun()
+    half = worker_pb2.TokenRun(key=ENCODED_KEY, tokens=[kv_pb2.SampledToken(id=1, top_ids=[1, 2], top_logprobs=[0.5])])
+    updates = [worker_pb2.WatchUpdate(ends=[end]) for end in (no_end, odd_reason)]
+    updates += [worker_pb2.WatchUpdate(runs=[run]) for run in (no_key, half)]
+    for update in updates:
         with pytest.raises(TandemError, match="malformed message"):
-            worker_codec.decode_update(message)
+            worker_codec.decode_update(update)
 
 
 @pytest.mark.parametrize(
@@ -461,12 +461,8 @@ def test_incomplete_ends_and_tokens_are_refused() -> None:
     ],
 )
 def test_a_peer_with_an_inconsistent_memory_region_is_refused(path: str, value: object) -> None:
-    group = KVGroup(layers=2, heads=2, head_dim=4, dtype="float32")
-    layout = KVLayout(8, (group,))
-    region = KVRegion(4096, 3, layout.block_bytes, 0, 2)
-    peer = TransportPeer(WorkerRef(WorkerId("w"), Incarnation(1), "h:1"), layout, (TransportRank("a", b"m", region),))
-    message = kv_codec.encode_peer(peer)
-    assert kv_codec.decode_peer(message) == peer
+    message = kv_codec.encode_peer(PEER)
+    assert kv_codec.decode_peer(message) == PEER
     *parents, leaf = path.split(".")
     holder: Any = message
     for name in parents:
@@ -478,11 +474,7 @@ def test_a_peer_with_an_inconsistent_memory_region_is_refused(path: str, value: 
 
 @pytest.mark.parametrize("missing", ["layout", "ranks", "worker"])
 def test_a_peer_that_lacks_something_is_refused(missing: str) -> None:
-    group = KVGroup(layers=1, heads=1, head_dim=1, dtype="float32")
-    layout = KVLayout(8, (group,))
-    region = KVRegion(0, 1, layout.block_bytes, 0, 1)
-    peer = TransportPeer(WorkerRef(WorkerId("w"), Incarnation(1), "h:1"), layout, (TransportRank("a", b"", region),))
-    message = kv_codec.encode_peer(peer)
+    message = kv_codec.encode_peer(PEER)
     message.ClearField(missing)
     with pytest.raises(TandemError, match="malformed message"):
         kv_codec.decode_peer(message)
@@ -518,7 +510,7 @@ def test_garbage_is_a_typed_error_or_a_lawful_value(garbage: bytes) -> None:
 
 def test_yields_of_no_sequence_are_no_preemption() -> None:
     run = worker_pb2.TokenRun(
-        key=job_codec.encode_key(JobKey(RequestId("r"), 1)),
+        key=ENCODED_KEY,
         tokens=[kv_pb2.SampledToken(id=5)],
         yielded_sequences=[0] * len(Lane),
         yielded_tokens=[0, 0, 100],

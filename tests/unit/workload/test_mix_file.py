@@ -78,6 +78,12 @@ def test_omitted_keys_have_defaults(tmp_path: Path) -> None:
     assert mix == Mix((RequestClass("a", 1.0, (1, 1), (1, 1)),), Poisson(), None)
 
 
+def one(**keys: str) -> str:
+    """Return a mix of one group with some keys beside the three that it needs, or instead of these."""
+    text = ", ".join(f"{key}: {value}" for key, value in {"share": 1, "prompt": 1, "output": 1, **keys}.items())
+    return f"groups: {{a: {{{text}}}}}"
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -87,55 +93,34 @@ def test_omitted_keys_have_defaults(tmp_path: Path) -> None:
         ("groups: {}", "some.yaml: groups: must be a mapping"),
         ("groups: {a: 3}", "some.yaml: groups.a: must be a mapping, got 3"),
         ("groups: {a: {share: 1, prompt: 1}}", "some.yaml: groups.a: 'output' is missing"),
-        ("groups: {a: {share: 1, prompt: 1, output: 1, size: 3}}", "some.yaml: groups.a: 'size' is not known"),
-        ("speed: 1\ngroups: {a: {share: 1, prompt: 1, output: 1}}", "some.yaml: 'speed' is not known"),
-        ("groups: {a: {share: 0.9, prompt: 1, output: 1}}", "some.yaml: shares must add up to 1, got [0.9]"),
-        ("groups: {a: {share: 70%, prompt: 1, output: 1}}", "groups.a.share: must be a number, got '70%'"),
-        ("groups: {a: {share: true, prompt: 1, output: 1}}", "groups.a.share: must be a number, got True"),
-        ("groups: {a: {share: .nan, prompt: 1, output: 1}}", "groups.a.share: must be a number, got nan"),
-        ("groups: {a: {share: -1, prompt: 1, output: 1}}", "groups.a: share must be in (0, 1], got -1.0"),
-        ("groups: {a: {share: 1, prompt: [9, 3], output: 1}}", "groups.a.prompt: must be a range [low, high], got [9"),
-        ("groups: {a: {share: 1, prompt: [9], output: 1}}", "groups.a.prompt: must be a range [low, high]"),
-        ("groups: {a: {share: 1, prompt: [1, 2.5], output: 1}}", "groups.a.prompt[1]: must be a whole number in [1, "),
-        ("groups: {a: {share: 1, prompt: 0, output: 1}}", "groups.a.prompt: must be a whole number in [1, "),
-        ("groups: {a: {share: 1, prompt: 1e9, output: 1}}", "groups.a.prompt: must be a whole number in [1, "),
+        (one(size="3"), "some.yaml: groups.a: 'size' is not known"),
+        ("speed: 1\n" + one(), "some.yaml: 'speed' is not known"),
+        (one(share="0.9"), "some.yaml: shares must add up to 1, got [0.9]"),
+        (one(share="70%"), "groups.a.share: must be a number, got '70%'"),
+        (one(share="true"), "groups.a.share: must be a number, got True"),
+        (one(share=".nan"), "groups.a.share: must be a number, got nan"),
+        (one(share="-1"), "groups.a: share must be in (0, 1], got -1.0"),
+        (one(prompt="[9, 3]"), "groups.a.prompt: must be a range [low, high], got [9"),
+        (one(prompt="[9]"), "groups.a.prompt: must be a range [low, high]"),
+        (one(prompt="[1, 2.5]"), "groups.a.prompt[1]: must be a whole number in [1, "),
+        (one(prompt="0"), "groups.a.prompt: must be a whole number in [1, "),
+        (one(prompt="1e9"), "groups.a.prompt: must be a whole number in [1, "),
+        (one(prompt="{median: 5, sigma: 1, min: 9, max: 20}"), "groups.a.prompt: the median must lie within [9, 20]"),
+        (one(prompt="{median: 5, sigma: 1}"), "groups.a.prompt: 'min' is missing"),
+        (one(prompt="{quantiles: {0: 5, 0.5: 3, 1: 9}}"), "groups.a.prompt.quantiles: a range must lie"),
+        (one(prompt="{quantiles: {low: 5, 1: 9}}"), "groups.a.prompt.quantiles: must be a number, got 'low'"),
+        (one(priority="high"), "groups.a.priority: must be a whole number"),
+        (one(tenant="7"), "groups.a.tenant: must be text, got 7"),
+        (one(think_s="-1"), "groups.a: think_s must not be negative"),
+        (one(prefix="{tokens: 4, documents: 0}"), "groups.a.prefix.documents: must be a whole number in [1, "),
+        (one(prefix="{tokens: 4, zipf: -2}"), "groups.a.prefix: zipf must be in [0, 10]"),
+        ("arrivals: often\n" + one(), "arrivals: must be poisson, constant,"),
+        ("arrivals: {bursts: {on_s: 1}}\n" + one(), "some.yaml: arrivals.bursts: 'off_s' is missing"),
         (
-            "groups: {a: {share: 1, prompt: {median: 5, sigma: 1, min: 9, max: 20}, output: 1}}",
-            "groups.a.prompt: the median must lie within [9, 20]",
-        ),
-        (
-            "groups: {a: {share: 1, prompt: {median: 5, sigma: 1}, output: 1}}",
-            "groups.a.prompt: 'min' is missing",
-        ),
-        (
-            "groups: {a: {share: 1, prompt: {quantiles: {0: 5, 0.5: 3, 1: 9}}, output: 1}}",
-            "groups.a.prompt.quantiles: a range must lie",
-        ),
-        (
-            "groups: {a: {share: 1, prompt: {quantiles: {low: 5, 1: 9}}, output: 1}}",
-            "groups.a.prompt.quantiles: must be a number, got 'low'",
-        ),
-        ("groups: {a: {share: 1, prompt: 1, output: 1, priority: high}}", "groups.a.priority: must be a whole number"),
-        ("groups: {a: {share: 1, prompt: 1, output: 1, tenant: 7}}", "groups.a.tenant: must be text, got 7"),
-        ("groups: {a: {share: 1, prompt: 1, output: 1, think_s: -1}}", "groups.a: think_s must not be negative"),
-        (
-            "groups: {a: {share: 1, prompt: 1, output: 1, prefix: {tokens: 4, documents: 0}}}",
-            "groups.a.prefix.documents: must be a whole number in [1, ",
-        ),
-        (
-            "groups: {a: {share: 1, prompt: 1, output: 1, prefix: {tokens: 4, zipf: -2}}}",
-            "groups.a.prefix: zipf must be in [0, 10]",
-        ),
-        ("arrivals: often\ngroups: {a: {share: 1, prompt: 1, output: 1}}", "arrivals: must be poisson, constant,"),
-        (
-            "arrivals: {bursts: {on_s: 1}}\ngroups: {a: {share: 1, prompt: 1, output: 1}}",
-            "some.yaml: arrivals.bursts: 'off_s' is missing",
-        ),
-        (
-            "arrivals: {bursts: {on_s: 1, off_s: 2, outside: 1}}\ngroups: {a: {share: 1, prompt: 1, output: 1}}",
+            "arrivals: {bursts: {on_s: 1, off_s: 2, outside: 1}}\n" + one(),
             "some.yaml: arrivals: outside is a share in [0, 1)",
         ),
-        ("rate: -1\ngroups: {a: {share: 1, prompt: 1, output: 1}}", "some.yaml: rate: must not be negative, got -1"),
+        ("rate: -1\n" + one(), "some.yaml: rate: must not be negative, got -1"),
         ("rate: [1\n", "some.yaml: cannot be read"),
         ("groups: {a: {share: 1, prompt: 1, output: 1}, a: {share: 1, prompt: 1, output: 1}}", "a key twice"),
         ("rate: 2024-13-45", "some.yaml: cannot be read: month must be"),
