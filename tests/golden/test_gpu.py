@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import itertools
-import random
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
 from tandem.runtime.model_config import read_model_config
-from tandem.runtime.model_loader import AnyExecutor
 from tandem.runtime.tokenizer_bundle import read_bundle
-from tandem.sched.state.step_plan import ScheduledSlice
 from tests.covering import covering
-from tests.executor_logits import executor_logits
 from tests.golden.cluster import Cluster, Knobs, can_guess
 from tests.golden.conftest import TinyModels
 from tests.golden.models import (
     TINY,
-    TINY_VOCAB,
     NearTie,
     Reference,
     check_greedy,
     check_sampled,
+    in_chunks,
     random_prompt,
     teacher_forced,
 )
@@ -135,47 +129,29 @@ def test_the_real_model_s_tokens_equal_transformers(real: Reference, texts: list
     assert len(ties) <= 2 * _MOST_TIES, [str(tie) for tie in ties]
 
 
-def _tokens(seed: int, length: int) -> list[int]:
-    source = random.Random(seed)
-    return [source.randrange(TINY_VOCAB) for _ in range(length)]
-
-
 @pytest.mark.parametrize("name", sorted(TINY))
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), ("float16", 0.02), ("bfloat16", 0.15)])
 def test_logits_follow_transformers(tiny: TinyModels, name: str, dtype: str, tolerance: float) -> None:
-    reference, tokens = tiny(name, dtype), _tokens(7, 90)
+    reference, tokens = tiny(name, dtype), random_prompt(90, 7)
     theirs = reference.logits(tokens).float()
     ours = teacher_forced(reference.executor(device="cuda"), tokens).float()
     assert float((ours - theirs).abs().max()) < tolerance * float(theirs.std())
-
-
-def _in_chunks(executor: AnyExecutor, tokens: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
-    """Logits of all rows, computed in slices of `sizes`, again and again."""
-    blocks = tuple(BlockId(i) for i in range(executor.layout.num_blocks_for(len(tokens))))
-    rows: list[torch.Tensor] = []
-    start, turns = 0, itertools.cycle(sizes)
-    while start < len(tokens):
-        stop = min(len(tokens), start + next(turns))
-        piece = ScheduledSlice(SeqId(0), start, stop - start, tuple(tokens[start:stop]), blocks, None)
-        rows.append(executor_logits(executor, piece))
-        start = stop
-    return torch.cat(rows)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_batch_invariant_logits_keep_their_bits_in_chunks(tiny: TinyModels, name: str, dtype: str) -> None:
     executor = tiny(name, dtype).executor(device="cuda", batch_invariant=True)
-    tokens = _tokens(3, 150)
+    tokens = random_prompt(150, 3)
     whole = teacher_forced(executor, tokens)
     for sizes in ((1,), (2, 3, 5), (64,), (100, 1)):
-        assert torch.equal(_in_chunks(executor, tokens, sizes), whole), sizes
+        assert torch.equal(in_chunks(executor, tokens, sizes), whole), sizes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_batch_invariant_tokens_are_the_same_in_company(tiny: TinyModels, dtype: str) -> None:
     """In company graphs are padded to their next size, and prompts share steps with decodes."""
     executor = tiny("llama", dtype).executor(device="cuda", batch_invariant=True, num_blocks=128)
-    prompts = [_tokens(seed, length) for seed, length in enumerate((150, 1, 17, 80, 33, 2, 64))]
+    prompts = [random_prompt(length, seed) for seed, length in enumerate((150, 1, 17, 80, 33, 2, 64))]
     alone = [generate(executor, [prompt], _OUTPUTS)[0] for prompt in prompts]
     assert generate(executor, prompts, _OUTPUTS, chunk=32, stagger=2, chained=True) == alone

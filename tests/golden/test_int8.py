@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -11,7 +9,7 @@ from tokenizers import Tokenizer
 from tandem.runtime.model_config import read_model_config
 from tandem.runtime.tokenizer_bundle import read_bundle
 from tests.golden.conftest import TinyModels
-from tests.golden.models import TINY_DENSE, TINY_VOCAB, Reference, teacher_forced
+from tests.golden.models import TINY_DENSE, Reference, random_prompt, teacher_forced
 from tests.golden.prompts import prompts
 
 NUM_THREADS = 2
@@ -20,9 +18,7 @@ _WINDOW = 400
 
 @pytest.mark.parametrize("name", sorted(TINY_DENSE))
 def test_compiled_is_the_plain_meaning(tiny: TinyModels, name: str) -> None:
-    source = random.Random(11)
-    tokens = [source.randrange(TINY_VOCAB) for _ in range(70)]
-    reference = tiny(name, "float32")
+    reference, tokens = tiny(name, "float32"), random_prompt(70, 11)
     plain = teacher_forced(reference.executor(kernels="reference", quantization="int8"), tokens)
     compiled = teacher_forced(reference.executor(kernels="compiled", quantization="int8"), tokens)
     # A sum that differs in its last bit may move an activation across a rounding boundary, by a 127th of its group's
