@@ -185,9 +185,8 @@ class Reference:
         """Tell whether `output` is the recorded greedy answer; it is computed where answers are being recorded."""
         if IS_RECORDING:
             return self.greedy(prompt, len(output), sampling) == list(output)
-        return recorded(self.digest, name_of_prompt(prompt, len(output), sampling and parameters_of(sampling))) == list(
-            output
-        )
+        name = name_of_prompt(prompt, len(output), sampling and parameters_of(sampling))
+        return recorded(self.digest, name) == list(output)
 
     @torch.inference_mode()
     def _generate(self, prompt: Sequence[int], count: int, sampling: SamplingParams | None) -> list[int]:

@@ -7,13 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tokenizers import Tokenizer
 
 from tandem.core.request import SamplingParams
-from tandem.runtime.model_config import read_model_config
-from tandem.runtime.tokenizer_bundle import read_bundle
 from tests.covering import covering
-from tests.golden.cluster import Cluster, Knobs, can_guess
+from tests.golden.cluster import Cluster, Knobs, can_guess, executors_with_room
 from tests.golden.conftest import TinyModels
 from tests.golden.models import (
     TINY,
@@ -25,7 +22,6 @@ from tests.golden.models import (
     random_prompt,
     teacher_forced,
 )
-from tests.golden.prompts import prompts
 from tests.golden.steps import generate
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -72,15 +68,7 @@ _RIVALS = (random_prompt(41, 1), random_prompt(41, 2))
 def test_tokens_equal_transformers_in_float32(tiny: TinyModels, name: str, kind: str, knobs: Knobs) -> None:
     reference, sampling = tiny(name, "float32"), _KINDS[kind]
     prompts = _RIVALS if knobs.preempt else _PROMPTS
-    needed = sum(-(-(len(prompt) + _OUTPUTS) // knobs.block_size) for prompt in prompts)
-    executors = [
-        reference.executor(
-            block_size=knobs.block_size,
-            num_blocks=needed - 1 if knobs.preempt and i == knobs.remote else 2 * needed,
-            device="cuda",
-        )
-        for i in range(1 + knobs.remote)
-    ]
+    executors = executors_with_room(reference, knobs, prompts, _OUTPUTS, device="cuda")
     answers = [[*prompt, *reference.greedy(prompt, _OUTPUTS)] for prompt in prompts]
     with Cluster(executors, knobs, answers) as cluster:
         outcomes = cluster.run_requests(prompts, sampling)
@@ -106,20 +94,10 @@ _VARIANTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def texts(real: Reference) -> list[list[int]]:
-    bundle = read_bundle(real.directory, read_model_config(real.directory))
-    return prompts(Tokenizer.from_buffer(bundle.tokenizer_json))
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("knobs", _VARIANTS, ids=str)
 def test_the_real_model_s_tokens_equal_transformers(real: Reference, texts: list[list[int]], knobs: Knobs) -> None:
-    num_blocks = 2 * sum(-(-(len(prompt) + _OUTPUTS) // knobs.block_size) for prompt in texts)
-    executors = [
-        real.executor(block_size=knobs.block_size, num_blocks=num_blocks, device="cuda", max_num_seqs=64)
-        for _ in range(1 + knobs.remote)
-    ]
+    executors = executors_with_room(real, knobs, texts, _OUTPUTS, device="cuda", max_num_seqs=64)
     with Cluster(executors, knobs) as cluster:
         outcomes = cluster.run_requests(texts, _GREEDY)
     ties = [
