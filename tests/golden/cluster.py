@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tandem.core.config import HandoffConfig
 from tandem.core.events import (
@@ -27,7 +26,7 @@ from tandem.core.events import (
     Token,
 )
 from tandem.core.ids import BlockId, HandoffId, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
-from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
+from tandem.core.request import GenerateJob, Job, PrefillJob, Request, ResumeJob, SamplingParams
 from tandem.engine.effects import (
     Effect,
     FollowHandoff,
@@ -58,6 +57,9 @@ from tandem.worker.engine.driver import SerialPipeline
 from tandem.worker.kv.block_files import BlockFiles
 from tests.golden.guesses import Method, speculation
 from tests.golden.multi_rank_node import MultiRankCarrier
+
+if TYPE_CHECKING:
+    from tests.golden.models import Reference
 
 TransportKind = Literal["local", "nixl"]
 _lives = itertools.count(1)
@@ -90,6 +92,31 @@ def can_guess(plan_depth: int, remote: bool) -> bool:
     """With two plans open a decode is planned before its last token is known, unless it begins with KV from elsewhere;
     and nothing is guessed after a token that is not known."""
     return plan_depth == 1 or remote
+
+
+def executors_for(
+    reference: Reference,
+    knobs: Knobs,
+    num_blocks: int,
+    num_last_blocks: int | None = None,
+    num_nodes: int | None = None,
+    **options: Any,
+) -> list[AnyExecutor]:
+    """Return an executor for each node, of which the last one has `num_last_blocks` where those are given."""
+    count = 1 + knobs.remote if num_nodes is None else num_nodes
+    sizes = [num_blocks] * (count - 1) + [num_blocks if num_last_blocks is None else num_last_blocks]
+    return [
+        reference.executor(block_size=knobs.block_size, num_blocks=size, on_device=knobs.on_device, **options)
+        for size in sizes
+    ]
+
+
+def executors_with_room(
+    reference: Reference, knobs: Knobs, prompts: Sequence[Sequence[int]], num_outputs: int, **options: Any
+) -> list[AnyExecutor]:
+    """Return executors with room for twice the prompts and outputs; with `preempt` the last one lacks a block."""
+    needed = sum(-(-(len(prompt) + num_outputs) // knobs.block_size) for prompt in prompts)
+    return executors_for(reference, knobs, 2 * needed, needed - 1 if knobs.preempt else None, **options)
 
 
 class Ticks:
@@ -208,9 +235,7 @@ class Cluster(AbstractContextManager["Cluster"]):
         if len(self.nodes) > 1:
             self.consumer.carrier.accept(ConnectPeer(self.producer.transport.describe(self.producer.ref)))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for node in reversed(self.nodes):
             node.carrier.close()
 
@@ -220,17 +245,20 @@ class Cluster(AbstractContextManager["Cluster"]):
             id=name, model="m", prompt_tokens=tuple(prompt), sampling=sampling, prompt_logprobs=prompt_logprobs
         )
         self.outcomes[name] = Outcome()
-        if not self.knobs.remote:
-            self._carry_out(
-                self.consumer, self.consumer.engine.submit(GenerateJob(request=request, attempt=1), self.clock.now())
-            )
-            return name
-        handoff = HandoffId(f"h-{name}")
-        resume = ResumeJob(request=request, attempt=1, handoff=handoff, source=self.producer.ref)
-        self._carry_out(self.consumer, self.consumer.engine.submit(resume, self.clock.now()))
-        prefill = PrefillJob(request=request, attempt=1, handoff=handoff)
-        self._carry_out(self.producer, self.producer.engine.submit(prefill, self.clock.now()))
+        self.place_request(request)
         return name
+
+    def place_request(self, request: Request, **choices: Any) -> None:
+        """Place it on the only node, or its prefill on one node and what resumes it on the other."""
+        if not self.knobs.remote:
+            self.place(self.consumer, GenerateJob(request=request, attempt=1, **choices))
+            return
+        handoff, source = HandoffId(f"h-{request.id}"), self.producer.ref
+        self.place(self.consumer, ResumeJob(request=request, attempt=1, handoff=handoff, source=source, **choices))
+        self.place(self.producer, PrefillJob(request=request, attempt=1, handoff=handoff, **choices))
+
+    def place(self, node: Node, job: Job) -> None:
+        self._carry_out(node, node.engine.submit(job, self.clock.now()))
 
     def run_requests(
         self, prompts: Sequence[Sequence[int]], sampling: SamplingParams, prompt_logprobs: int | None = None

@@ -7,8 +7,13 @@ from functools import cache
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
+from tandem.core.bundle import TokenizerBundle
+from tandem.runtime.model_config import read_model_config
+from tandem.runtime.tokenizer_bundle import read_bundle
 from tests.golden.models import Reference, make_tiny, real_model
+from tests.golden.prompts import prompts
 
 TinyModels = Callable[[str, str], Reference]
 
@@ -37,3 +42,22 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyModels:
 def real() -> Reference:
     """The real model with its transformers reference."""
     return real_model()
+
+
+@pytest.fixture(scope="session")
+def real_bundle(real: Reference) -> TokenizerBundle:
+    return read_bundle(real.directory, read_model_config(real.directory))
+
+
+@pytest.fixture(scope="session")
+def tokenizer(real_bundle: TokenizerBundle) -> Tokenizer:
+    """The real model's."""
+    return Tokenizer.from_buffer(real_bundle.tokenizer_json)
+
+
+@pytest.fixture(scope="session")
+def texts(tokenizer: Tokenizer) -> list[list[int]]:
+    """Prompts of the real model, shortest first."""
+    found = prompts(tokenizer)
+    assert len(found) >= 24 and len(found[0]) == 3 and len(found[-1]) == 3000
+    return found

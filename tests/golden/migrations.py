@@ -67,7 +67,7 @@ class MigratingCluster(Cluster):
         )  # fmt: skip
         for choice in range(num_choices):
             self.stories[name, choice] = Story(request)
-        self._submit(self.nodes[0], GenerateJob(request=request, attempt=1, num_choices=num_choices))
+        self.place(self.nodes[0], GenerateJob(request=request, attempt=1, num_choices=num_choices))
         return [self.stories[name, choice] for choice in range(num_choices)]
 
     def start_drain(self, node: Node) -> None:
@@ -89,7 +89,7 @@ class MigratingCluster(Cluster):
                     offer_attempt=offer.attempt,
                     source=node.ref,
                 )
-                self._submit(self._next(node), resume)
+                self.place(self._next(node), resume)
 
     def abandon(self, story: Story) -> None:
         """Cancel the newest attempt of a choice, as if its worker had lost it, while an older one goes on."""
@@ -104,10 +104,10 @@ class MigratingCluster(Cluster):
         self.answer()
         return moved
 
-    def _submit(self, node: Node, job: Job) -> None:
+    def place(self, node: Node, job: Job) -> None:
         for key in job.keys:
             self.stories[key.request, key.choice].open[key.attempt] = node
-        self._carry_out(node, node.engine.submit(job, self.clock.now()))
+        super().place(node, job)
 
     def _next(self, node: Node) -> Node:
         return self.nodes[(self.nodes.index(node) + 1) % len(self.nodes)]
@@ -147,4 +147,4 @@ class MigratingCluster(Cluster):
             again = GenerateJob(
                 request=story.request, attempt=story.attempt, choice=key.choice, output_tokens=tuple(story.ids)
             )
-            self._submit(self._next(node), again)
+            self.place(self._next(node), again)

@@ -7,6 +7,7 @@ cache, so that it is imported once per machine.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import zlib
@@ -62,10 +63,14 @@ REAL_MODEL = "smollm2-135m-instruct"
 TINY_VOCAB = 256
 
 
-def random_prompt(length: int, seed: int) -> list[int]:
-    """Return token ids of the tiny models."""
+def random_prompts(lengths: Sequence[int], seed: int = 7, vocab: int = TINY_VOCAB) -> list[list[int]]:
+    """Return token ids, of the tiny models unless `vocab` says otherwise, drawn one prompt after the other."""
     rng = random.Random(seed)
-    return [rng.randrange(TINY_VOCAB) for _ in range(length)]
+    return [[rng.randrange(vocab) for _ in range(length)] for length in lengths]
+
+
+def random_prompt(length: int, seed: int, vocab: int = TINY_VOCAB) -> list[int]:
+    return random_prompts([length], seed, vocab)[0]
 
 
 # Near-tie rule of the design: below this margin of the reference's two best logits, either may win.
@@ -180,9 +185,8 @@ class Reference:
         """Tell whether `output` is the recorded greedy answer; it is computed where answers are being recorded."""
         if IS_RECORDING:
             return self.greedy(prompt, len(output), sampling) == list(output)
-        return recorded(self.digest, name_of_prompt(prompt, len(output), sampling and parameters_of(sampling))) == list(
-            output
-        )
+        name = name_of_prompt(prompt, len(output), sampling and parameters_of(sampling))
+        return recorded(self.digest, name) == list(output)
 
     @torch.inference_mode()
     def _generate(self, prompt: Sequence[int], count: int, sampling: SamplingParams | None) -> list[int]:
@@ -382,5 +386,17 @@ def check_sampled(
 
 def teacher_forced(executor: AnyExecutor, tokens: Sequence[int]) -> torch.Tensor:
     """Our logits `[len(tokens), vocab]`, computed at once in blocks from the start of the pool."""
-    blocks = tuple(BlockId(i) for i in range(executor.layout.num_blocks_for(len(tokens))))
-    return executor_logits(executor, ScheduledSlice(SeqId(-1), 0, len(tokens), tuple(tokens), blocks, None))
+    return in_chunks(executor, tokens, [len(tokens)])
+
+
+def in_chunks(executor: AnyExecutor, tokens: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
+    """Our logits of all rows, computed in slices of `sizes`, again and again, in blocks from the start of the pool."""
+    rows: list[torch.Tensor] = []
+    start, turns = 0, itertools.cycle(sizes)
+    while start < len(tokens):
+        stop = min(len(tokens), start + next(turns))
+        blocks = tuple(BlockId(i) for i in range(executor.layout.num_blocks_for(stop)))
+        piece = ScheduledSlice(SeqId(-1), start, stop - start, tuple(tokens[start:stop]), blocks, None)
+        rows.append(executor_logits(executor, piece))
+        start = stop
+    return torch.cat(rows)

@@ -21,8 +21,6 @@ class Run:
 
     seq: SeqId
     known: list[int]
-    num_prompt: int
-    max_tokens: int
     blocks: tuple[BlockId, ...]
     params: SamplingParams
     num_computed: int = 0
@@ -57,7 +55,7 @@ def generate(
     for i, prompt in enumerate(prompts):
         count = executor.layout.num_blocks_for(len(prompt) + max_tokens)
         blocks, free = tuple(free[:count]), free[count:]
-        runs.append(Run(SeqId(i), list(prompt), len(prompt), max_tokens, blocks, params))
+        runs.append(Run(SeqId(i), list(prompt), blocks, params))
     number = 0
     while any(len(run.outputs) < max_tokens for run in runs):
         active = [run for i, run in enumerate(runs) if number >= i * stagger and len(run.outputs) < max_tokens]

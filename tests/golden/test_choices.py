@@ -13,10 +13,10 @@ from dataclasses import replace
 import pytest
 
 from tandem.core.events import Cancelled, Finished, JobEvent
-from tandem.core.ids import HandoffId, JobKey, RequestId
-from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
+from tandem.core.ids import JobKey, RequestId
+from tandem.core.request import Request, SamplingParams
 from tests.covering import covering
-from tests.golden.cluster import Cluster, Knobs, Node, Outcome, can_guess
+from tests.golden.cluster import Cluster, Knobs, Node, Outcome, can_guess, executors_for
 from tests.golden.conftest import TinyModels
 from tests.golden.guesses import Method
 from tests.golden.models import Reference, check_sampled, random_prompt
@@ -45,16 +45,7 @@ class Choices(Cluster):
         request = Request(id=name, model="m", prompt_tokens=tuple(prompt), sampling=sampling)
         for choice in choices:
             self.outcomes[_of(name, choice)] = Outcome()
-        several = {"request": request, "attempt": 1, "choice": choices[0], "num_choices": len(choices)}
-        now, handoff = self.clock.now(), HandoffId(f"h-{name}")
-        if self.knobs.remote:
-            resume = ResumeJob(**several, handoff=handoff, source=self.producer.ref)  # type: ignore[arg-type]
-            self._carry_out(self.consumer, self.consumer.engine.submit(resume, now))
-            prefill = PrefillJob(**several, handoff=handoff)  # type: ignore[arg-type]
-            self._carry_out(self.producer, self.producer.engine.submit(prefill, now))
-        else:
-            generate = GenerateJob(**several)  # type: ignore[arg-type]
-            self._carry_out(self.consumer, self.consumer.engine.submit(generate, now))
+        self.place_request(request, choice=choices[0], num_choices=len(choices))
         return [self.outcomes[_of(name, choice)] for choice in choices]
 
     def end(self, name: RequestId, choice: int) -> None:
@@ -87,15 +78,7 @@ def _cluster(reference: Reference, knobs: Knobs, prompt: Sequence[int], right: S
     needed = _NUM_CHOICES * (one - shared) + shared
     tight = max(one + 1, needed - 2)
     answers = [[*prompt, *output] for output in right]
-    executors = [
-        reference.executor(
-            block_size=knobs.block_size,
-            num_blocks=tight if knobs.preempt and i == knobs.remote else 3 * needed,
-            on_device=knobs.on_device,
-        )
-        for i in range(1 + knobs.remote)
-    ]
-    return Choices(executors, knobs, answers)
+    return Choices(executors_for(reference, knobs, 3 * needed, tight if knobs.preempt else None), knobs, answers)
 
 
 def _alone(reference: Reference, prompt: Sequence[int], sampling: SamplingParams) -> list[list[int]]:

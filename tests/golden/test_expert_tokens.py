@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,21 +22,16 @@ from tandem.worker.model.worker_model import load_worker_model
 from tandem_kernels.contract import ExpertRouting
 from tandem_kernels.dispatch import REFERENCE
 from tests.golden.conftest import TinyModels
-from tests.golden.models import SHAPE, TINY, TINY_DENSE, TINY_VOCAB, Reference, make_random
+from tests.golden.models import SHAPE, TINY, TINY_DENSE, Reference, make_random, random_prompts
 from tests.golden.steps import generate
 from tests.stand_in import stand_in_for_a_gpu
 from tests.tokenizer import train_tokenizer
 
 _OUTPUTS = 6
-_LENGTHS = (1, 16, 40)
-_NUM_TOKENS = sum(_LENGTHS) + len(_LENGTHS) * (_OUTPUTS - 1)
+_PROMPTS = random_prompts((1, 16, 40))
+_NUM_TOKENS = sum(map(len, _PROMPTS)) + len(_PROMPTS) * (_OUTPUTS - 1)
 """Tokens that a model computes: the last output of each prompt is not computed."""
 _WITH_EXPERTS = sorted(name for name in TINY if name not in TINY_DENSE)
-
-
-def _prompts() -> list[list[int]]:
-    source = random.Random(7)
-    return [[source.randrange(TINY_VOCAB) for _ in range(length)] for length in _LENGTHS]
 
 
 def _mixtures(reference: Reference) -> dict[int, ExpertsMlp]:
@@ -63,7 +57,7 @@ def _routed(reference: Reference) -> dict[int, list[int]]:
 
     assert isinstance(executor.model, Decoder)
     executor.model._kernels = replace(REFERENCE, route=route)
-    generate(executor, _prompts(), _OUTPUTS)
+    generate(executor, _PROMPTS, _OUTPUTS)
     return {
         layer: torch.cat(chosen[number :: len(mixtures)]).bincount(minlength=mlp.count).tolist()
         for number, (layer, mlp) in enumerate(mixtures.items())
@@ -77,8 +71,8 @@ def test_every_token_is_counted_for_the_experts_that_its_router_chose(tiny: Tiny
     plain = reference.executor(kernels="reference")
     torch.set_num_threads(2)  # of the compiled kernels; one of them counts
     compiled = reference.executor(kernels="compiled")
-    generate(plain, _prompts(), _OUTPUTS)
-    generate(compiled, _prompts(), _OUTPUTS, chunk=7, chained=True, stagger=1)
+    generate(plain, _PROMPTS, _OUTPUTS)
+    generate(compiled, _PROMPTS, _OUTPUTS, chunk=7, chained=True, stagger=1)
     assert _counts(plain) == expected and _counts(compiled) == expected
     sums = {layer: mlp.routing.num_chosen * _NUM_TOKENS for layer, mlp in _mixtures(reference).items()}
     assert {layer: sum(tokens) for layer, tokens in expected.items()} == sums
@@ -90,14 +84,14 @@ def test_rows_that_pad_a_graph_are_not_counted(tiny: TinyModels, monkeypatch: py
     reference = tiny("qwen3-moe", "float32")
     executor = reference.executor(device="cuda")
     assert isinstance(executor.model, GraphedModel)
-    generate(executor, _prompts(), _OUTPUTS, chained=True)
+    generate(executor, _PROMPTS, _OUTPUTS, chained=True)
     assert _counts(executor) == _routed(reference)
 
 
 @pytest.mark.parametrize("kernels", ["reference", "compiled"])
 def test_a_model_without_experts_has_no_counts(tiny: TinyModels, kernels: str) -> None:
     executor = tiny("llama", "float32").executor(kernels="reference" if kernels == "reference" else "compiled")
-    generate(executor, _prompts(), 1)
+    generate(executor, _PROMPTS, 1)
     assert _counts(executor) == {}
 
 

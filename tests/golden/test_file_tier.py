@@ -13,7 +13,7 @@ import pytest
 from tandem.core.events import Finished
 from tandem.core.request import SamplingParams
 from tests.covering import covering
-from tests.golden.cluster import Cluster, Knobs
+from tests.golden.cluster import Cluster, Knobs, executors_for
 from tests.golden.conftest import TinyModels
 from tests.golden.models import Reference
 from tests.golden.talks import LONGEST, NUM_OUTPUTS, turns_of
@@ -60,18 +60,10 @@ def _check(reference: Reference, product: Sequence[_Case], directory: Path) -> N
 
 def _cluster(reference: Reference, case: _Case, files: Path) -> Cluster:
     """Room for the longest conversation and two blocks more, and in host memory for less or a little more."""
-    knobs = case.knobs
-    num_blocks = -(-LONGEST // knobs.block_size) + 2
-    executors = [
-        reference.executor(
-            block_size=knobs.block_size,
-            num_blocks=num_blocks,
-            num_host_slots=num_blocks + case.num_spare_slots,
-            on_device=knobs.on_device,
-        )
-        for _ in range(1 + knobs.remote)
-    ]
-    return Cluster(executors, knobs, files=files)
+    num_blocks = -(-LONGEST // case.knobs.block_size) + 2
+    num_host_slots = num_blocks + case.num_spare_slots
+    executors = executors_for(reference, case.knobs, num_blocks, num_host_slots=num_host_slots)
+    return Cluster(executors, case.knobs, files=files)
 
 
 @pytest.mark.parametrize("case", covering(_PRODUCT), ids=str)

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import itertools
-import random
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
-from tokenizers import Tokenizer
 
-from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
-from tandem.runtime.model_config import read_model_config
-from tandem.runtime.model_loader import AnyExecutor
-from tandem.runtime.tokenizer_bundle import read_bundle
-from tandem.sched.state.step_plan import ScheduledSlice
 from tests.covering import covering
-from tests.executor_logits import executor_logits
-from tests.golden.cluster import Cluster, Knobs, can_guess
+from tests.golden.cluster import Cluster, Knobs, can_guess, executors_with_room
 from tests.golden.conftest import TinyModels
 from tests.golden.models import (
     TINY,
-    TINY_VOCAB,
     NearTie,
     Reference,
     check_greedy,
     check_sampled,
+    in_chunks,
     random_prompt,
     teacher_forced,
 )
-from tests.golden.prompts import prompts
 from tests.golden.steps import generate
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -78,15 +68,7 @@ _RIVALS = (random_prompt(41, 1), random_prompt(41, 2))
 def test_tokens_equal_transformers_in_float32(tiny: TinyModels, name: str, kind: str, knobs: Knobs) -> None:
     reference, sampling = tiny(name, "float32"), _KINDS[kind]
     prompts = _RIVALS if knobs.preempt else _PROMPTS
-    needed = sum(-(-(len(prompt) + _OUTPUTS) // knobs.block_size) for prompt in prompts)
-    executors = [
-        reference.executor(
-            block_size=knobs.block_size,
-            num_blocks=needed - 1 if knobs.preempt and i == knobs.remote else 2 * needed,
-            device="cuda",
-        )
-        for i in range(1 + knobs.remote)
-    ]
+    executors = executors_with_room(reference, knobs, prompts, _OUTPUTS, device="cuda")
     answers = [[*prompt, *reference.greedy(prompt, _OUTPUTS)] for prompt in prompts]
     with Cluster(executors, knobs, answers) as cluster:
         outcomes = cluster.run_requests(prompts, sampling)
@@ -112,20 +94,10 @@ _VARIANTS = (
 )
 
 
-@pytest.fixture(scope="module")
-def texts(real: Reference) -> list[list[int]]:
-    bundle = read_bundle(real.directory, read_model_config(real.directory))
-    return prompts(Tokenizer.from_buffer(bundle.tokenizer_json))
-
-
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("knobs", _VARIANTS, ids=str)
 def test_the_real_model_s_tokens_equal_transformers(real: Reference, texts: list[list[int]], knobs: Knobs) -> None:
-    num_blocks = 2 * sum(-(-(len(prompt) + _OUTPUTS) // knobs.block_size) for prompt in texts)
-    executors = [
-        real.executor(block_size=knobs.block_size, num_blocks=num_blocks, device="cuda", max_num_seqs=64)
-        for _ in range(1 + knobs.remote)
-    ]
+    executors = executors_with_room(real, knobs, texts, _OUTPUTS, device="cuda", max_num_seqs=64)
     with Cluster(executors, knobs) as cluster:
         outcomes = cluster.run_requests(texts, _GREEDY)
     ties = [
@@ -135,47 +107,29 @@ def test_the_real_model_s_tokens_equal_transformers(real: Reference, texts: list
     assert len(ties) <= 2 * _MOST_TIES, [str(tie) for tie in ties]
 
 
-def _tokens(seed: int, length: int) -> list[int]:
-    source = random.Random(seed)
-    return [source.randrange(TINY_VOCAB) for _ in range(length)]
-
-
 @pytest.mark.parametrize("name", sorted(TINY))
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-5), ("float16", 0.02), ("bfloat16", 0.15)])
 def test_logits_follow_transformers(tiny: TinyModels, name: str, dtype: str, tolerance: float) -> None:
-    reference, tokens = tiny(name, dtype), _tokens(7, 90)
+    reference, tokens = tiny(name, dtype), random_prompt(90, 7)
     theirs = reference.logits(tokens).float()
     ours = teacher_forced(reference.executor(device="cuda"), tokens).float()
     assert float((ours - theirs).abs().max()) < tolerance * float(theirs.std())
-
-
-def _in_chunks(executor: AnyExecutor, tokens: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
-    """Logits of all rows, computed in slices of `sizes`, again and again."""
-    blocks = tuple(BlockId(i) for i in range(executor.layout.num_blocks_for(len(tokens))))
-    rows: list[torch.Tensor] = []
-    start, turns = 0, itertools.cycle(sizes)
-    while start < len(tokens):
-        stop = min(len(tokens), start + next(turns))
-        piece = ScheduledSlice(SeqId(0), start, stop - start, tuple(tokens[start:stop]), blocks, None)
-        rows.append(executor_logits(executor, piece))
-        start = stop
-    return torch.cat(rows)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_batch_invariant_logits_keep_their_bits_in_chunks(tiny: TinyModels, name: str, dtype: str) -> None:
     executor = tiny(name, dtype).executor(device="cuda", batch_invariant=True)
-    tokens = _tokens(3, 150)
+    tokens = random_prompt(150, 3)
     whole = teacher_forced(executor, tokens)
     for sizes in ((1,), (2, 3, 5), (64,), (100, 1)):
-        assert torch.equal(_in_chunks(executor, tokens, sizes), whole), sizes
+        assert torch.equal(in_chunks(executor, tokens, sizes), whole), sizes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_batch_invariant_tokens_are_the_same_in_company(tiny: TinyModels, dtype: str) -> None:
     """In company graphs are padded to their next size, and prompts share steps with decodes."""
     executor = tiny("llama", dtype).executor(device="cuda", batch_invariant=True, num_blocks=128)
-    prompts = [_tokens(seed, length) for seed, length in enumerate((150, 1, 17, 80, 33, 2, 64))]
+    prompts = [random_prompt(length, seed) for seed, length in enumerate((150, 1, 17, 80, 33, 2, 64))]
     alone = [generate(executor, [prompt], _OUTPUTS)[0] for prompt in prompts]
     assert generate(executor, prompts, _OUTPUTS, chunk=32, stagger=2, chained=True) == alone

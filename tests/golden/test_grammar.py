@@ -22,11 +22,10 @@ from tandem.runtime.grammar_engine import LlguidanceMasks
 from tandem.runtime.model_config import read_model_config
 from tandem.runtime.model_loader import AnyExecutor
 from tandem.runtime.sampler import filters_of
-from tandem.runtime.tokenizer_bundle import read_bundle
 from tandem_kernels.reference.philox import uniform
 from tandem_kernels.reference.sample import kept_tokens
 from tests.covering import covering
-from tests.golden.cluster import Cluster, Knobs, Outcome, can_guess
+from tests.golden.cluster import Cluster, Knobs, Outcome, can_guess, executors_with_room
 from tests.golden.conftest import TinyModels
 from tests.golden.migrations import MigratingCluster
 from tests.golden.models import NEAR_TIE, TINY_VOCAB, Reference
@@ -182,7 +181,7 @@ def test_another_worker_goes_on_where_one_was_lost(tiny: TinyModels, bundle: Tok
         known = tuple(right[:num_known])
         outcome = cluster.outcomes[request.id] = Outcome(tokens=[SampledToken(token) for token in known])
         job = GenerateJob(request=request, attempt=2, output_tokens=known)
-        cluster._carry_out(cluster.consumer, cluster.consumer.engine.submit(job, 0.0))
+        cluster.place(cluster.consumer, job)
         cluster.run()
         assert outcome.ids == right
         assert isinstance(outcome.end, Finished)
@@ -274,27 +273,23 @@ _REAL = (
 
 @pytest.mark.nightly
 @pytest.mark.timeout(240)
-def test_the_real_model_gives_equal_outputs_in_every_mode(real: Reference) -> None:
+def test_the_real_model_gives_equal_outputs_in_every_mode(
+    real: Reference, real_bundle: TokenizerBundle, tokenizer: Tokenizer
+) -> None:
     """Objects of a schema, greedy and drawn, to the same bits; each is what transformers' logits and the masks say, but
     for near-ties."""
-    bundle = read_bundle(real.directory, read_model_config(real.directory))
-    tokenizer = Tokenizer.from_buffer(bundle.tokenizer_json)
     schema = {"type": "object", "properties": {"facts": {"type": "array", "items": {"type": "string"}, "minItems": 9}}}
     grammar = Grammar("json_schema", json.dumps({**schema, "required": ["facts"]}))
     texts = [f"<|im_start|>user\nFacts on {it} as JSON.<|im_end|>\n<|im_start|>assistant\n" for it in ("Lyon", "cats")]
     prompts = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-    masks = LlguidanceMasks(bundle, read_model_config(real.directory).vocab_size)
+    masks = LlguidanceMasks(real_bundle, read_model_config(real.directory).vocab_size)
     for params in (
         SamplingParams(max_tokens=40, temperature=0.0, grammar=grammar),
         SamplingParams(max_tokens=40, temperature=0.8, seed=6, grammar=grammar),
     ):
         outputs = []
         for knobs in _REAL:
-            needed = sum(-(-(len(prompt) + params.max_tokens) // knobs.block_size) for prompt in prompts)
-            executors = [
-                real.executor(num_blocks=needed - 1 if knobs.preempt else 2 * needed, grammars=masks)
-                for _ in range(1 + knobs.remote)
-            ]
+            executors = executors_with_room(real, knobs, prompts, params.max_tokens, grammars=masks)
             with Cluster(executors, knobs) as cluster:
                 outputs.append([outcome.ids for outcome in cluster.run_requests(prompts, params)])
         assert outputs == [outputs[0]] * len(_REAL)

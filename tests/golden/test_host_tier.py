@@ -12,7 +12,7 @@ import pytest
 from tandem.core.events import Finished
 from tandem.core.request import SamplingParams
 from tests.covering import covering
-from tests.golden.cluster import Cluster, Knobs, Outcome
+from tests.golden.cluster import Cluster, Knobs, Outcome, executors_for
 from tests.golden.conftest import TinyModels
 from tests.golden.models import Reference
 from tests.golden.talks import LONGEST, NUM_OUTPUTS, OPENINGS, turns_of
@@ -42,18 +42,9 @@ _PRODUCT = [
 
 def _cluster(reference: Reference, case: _Case, kind: type[Cluster] = Cluster) -> Cluster:
     """Room for the longest conversation and two blocks more."""
-    knobs = case.knobs
-    num_blocks = -(-LONGEST // knobs.block_size) + 2
-    executors = [
-        reference.executor(
-            block_size=knobs.block_size,
-            num_blocks=num_blocks,
-            num_host_slots=case.num_host_slots,
-            on_device=knobs.on_device,
-        )
-        for _ in range(1 + knobs.remote)
-    ]
-    return kind(executors, knobs)
+    num_blocks = -(-LONGEST // case.knobs.block_size) + 2
+    executors = executors_for(reference, case.knobs, num_blocks, num_host_slots=case.num_host_slots)
+    return kind(executors, case.knobs)
 
 
 def _check(reference: Reference, product: Sequence[_Case]) -> None:

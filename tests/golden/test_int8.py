@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
-from tokenizers import Tokenizer
 
-from tandem.runtime.model_config import read_model_config
-from tandem.runtime.tokenizer_bundle import read_bundle
 from tests.golden.conftest import TinyModels
-from tests.golden.models import TINY_DENSE, TINY_VOCAB, Reference, teacher_forced
-from tests.golden.prompts import prompts
+from tests.golden.models import TINY_DENSE, Reference, random_prompt, teacher_forced
 
 NUM_THREADS = 2
 _WINDOW = 400
@@ -20,9 +14,7 @@ _WINDOW = 400
 
 @pytest.mark.parametrize("name", sorted(TINY_DENSE))
 def test_compiled_is_the_plain_meaning(tiny: TinyModels, name: str) -> None:
-    source = random.Random(11)
-    tokens = [source.randrange(TINY_VOCAB) for _ in range(70)]
-    reference = tiny(name, "float32")
+    reference, tokens = tiny(name, "float32"), random_prompt(70, 11)
     plain = teacher_forced(reference.executor(kernels="reference", quantization="int8"), tokens)
     compiled = teacher_forced(reference.executor(kernels="compiled", quantization="int8"), tokens)
     # A sum that differs in its last bit may move an activation across a rounding boundary, by a 127th of its group's
@@ -35,13 +27,11 @@ def test_compiled_is_the_plain_meaning(tiny: TinyModels, name: str) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("num_positions", [400, pytest.param(2000, marks=pytest.mark.nightly)])
-def test_the_real_model_keeps_its_mind(real: Reference, num_positions: int) -> None:
-    bundle = read_bundle(real.directory, read_model_config(real.directory))
-    text = max(prompts(Tokenizer.from_buffer(bundle.tokenizer_json)), key=len)
+def test_the_real_model_keeps_its_mind(real: Reference, texts: list[list[int]], num_positions: int) -> None:
     executor = real.executor(kernels="compiled", quantization="int8")
     divergences, agreements = [], []
     for start in range(0, num_positions, _WINDOW):
-        tokens = text[start : start + _WINDOW]
+        tokens = texts[-1][start : start + _WINDOW]
         assert len(tokens) == _WINDOW
         exact = torch.log_softmax(real.logits(tokens).double(), -1)
         ours = torch.log_softmax(teacher_forced(executor, tokens).double(), -1)

@@ -15,7 +15,7 @@ import pytest
 
 from tandem.core.request import SamplingParams
 from tests.covering import covering
-from tests.golden.cluster import Knobs, can_guess
+from tests.golden.cluster import Knobs, can_guess, executors_for
 from tests.golden.conftest import TinyModels
 from tests.golden.migrations import MigratingCluster, Story
 from tests.golden.models import Reference, random_prompt
@@ -35,14 +35,10 @@ _PRODUCT = [
 _PROMPTS = tuple(random_prompt(length, length) for length in (3, 41, 96))
 
 
-def _cluster(reference: Reference, knobs: Knobs, num_nodes: int = 2, num_blocks: int = 160) -> MigratingCluster:
-    return MigratingCluster(
-        [
-            reference.executor(block_size=knobs.block_size, num_blocks=num_blocks, on_device=knobs.on_device)
-            for _ in range(num_nodes)
-        ],
-        knobs,
-    )
+def _cluster(
+    reference: Reference, knobs: Knobs, num_nodes: int = 2, answers: Sequence[Sequence[int]] = ()
+) -> MigratingCluster:
+    return MigratingCluster(executors_for(reference, knobs, 160, num_nodes=num_nodes), knobs, answers)
 
 
 @cache
@@ -51,12 +47,19 @@ def _alone(reference: Reference, sampling: SamplingParams, num_choices: int = 1)
     with _cluster(reference, Knobs(), 1) as cluster:
         stories = [story for prompt in _PROMPTS for story in cluster.begin(prompt, sampling, num_choices)]
         cluster.run()
-    return [list(story.tokens) for story in stories]
+    return _outputs(stories)
 
 
-def _moved(reference: Reference, knobs: Knobs, sampling: SamplingParams, at: int, num_choices: int = 1) -> list[Story]:
+def _moved(
+    reference: Reference,
+    knobs: Knobs,
+    sampling: SamplingParams,
+    at: int,
+    num_choices: int = 1,
+    answers: Sequence[Sequence[int]] = (),
+) -> list[Story]:
     """All prompts, begun at the first of two nodes, which drains from step `at` on until all has gone."""
-    with _cluster(reference, knobs) as cluster:
+    with _cluster(reference, knobs, 2, answers) as cluster:
         stories = [story for prompt in _PROMPTS for story in cluster.begin(prompt, sampling, num_choices)]
         for _ in range(at):
             cluster.step()
@@ -119,13 +122,7 @@ def test_what_guesses_moves_exactly(tiny: TinyModels, right_guesses: bool) -> No
     knobs = Knobs(block_size=4, speculation="mixed" if right_guesses else "ngram")
     right = _alone(reference, _GREEDY)
     answers = [[*prompt, *(token.id for token in tokens)] for prompt, tokens in zip(_PROMPTS, right, strict=True)]
-    executors = [reference.executor(block_size=4, num_blocks=160) for _ in range(2)]
-    with MigratingCluster(executors, knobs, answers) as cluster:
-        stories = [story for prompt in _PROMPTS for story in cluster.begin(prompt, _GREEDY)]
-        for _ in range(5):
-            cluster.step()
-        cluster.start_drain(cluster.nodes[0])
-        cluster.run()
+    stories = _moved(reference, knobs, _GREEDY, 5, answers=answers)
     assert _outputs(stories) == right
     assert all(story.num_moved == 1 and not story.num_recomputed for story in stories)
 

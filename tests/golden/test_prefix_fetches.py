@@ -14,7 +14,7 @@ from tandem.core.ids import HandoffId, RequestId
 from tandem.core.request import GenerateJob, RemotePrefix, Request, SamplingParams
 from tandem.engine.transfer_messages import ConnectPeer
 from tests.covering import covering
-from tests.golden.cluster import Cluster, Knobs, Outcome
+from tests.golden.cluster import Cluster, Knobs, Outcome, executors_for
 from tests.golden.conftest import TinyModels
 from tests.golden.models import Reference
 from tests.golden.talks import LONGEST, NUM_OUTPUTS, turns_of
@@ -61,7 +61,7 @@ class Consumers(Cluster):
             attempt=1,
             prefix=RemotePrefix(handoff=HandoffId(f"loan-{name}"), source=source.ref, num_blocks=num_blocks),
         )
-        self._carry_out(node, node.engine.submit(job, self.clock.now()))
+        self.place(node, job)
         return name
 
 
@@ -69,15 +69,7 @@ def _check(reference: Reference, case: _Case) -> None:
     size = case.knobs.block_size
     longest = -(-LONGEST // size)
     num_blocks = 4 * longest if case.num_spare is None else longest + case.num_spare
-    executors = [
-        reference.executor(
-            block_size=size,
-            num_blocks=num_blocks,
-            num_host_slots=case.num_host_slots,
-            on_device=case.knobs.on_device,
-        )
-        for _ in range(2)
-    ]
+    executors = executors_for(reference, case.knobs, num_blocks, num_nodes=2, num_host_slots=case.num_host_slots)
     with Consumers(executors, case.knobs) as cluster:
         cluster.connect()
         for turn, chats in enumerate(turns_of(reference)):

@@ -8,8 +8,6 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from tandem.runtime.model_config import read_model_config
-from tandem.runtime.tokenizer_bundle import read_bundle
 from tests.golden.models import Reference, check_equal
 from tests.golden.steps import generate
 
@@ -37,12 +35,6 @@ _TEXTS = (
     "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n",
     "",
 )
-
-
-@pytest.fixture(scope="module")
-def tokenizer(real: Reference) -> Tokenizer:
-    bundle = read_bundle(real.directory, read_model_config(real.directory))
-    return Tokenizer.from_buffer(bundle.tokenizer_json)
 
 
 def test_token_ids_equal_transformers(real: Reference, tokenizer: Tokenizer) -> None:

@@ -17,7 +17,7 @@ import torch
 from tandem.core.events import Finished, FinishReason, SampledToken
 from tandem.core.request import SamplingParams
 from tests.covering import covering
-from tests.golden.cluster import Cluster, Knobs, Outcome, can_guess
+from tests.golden.cluster import Cluster, Knobs, Outcome, can_guess, executors_with_room
 from tests.golden.conftest import TinyModels
 from tests.golden.guesses import Method
 from tests.golden.models import TINY_FAMILIES, TINY_VOCAB, Quantization, Reference, random_prompt
@@ -93,17 +93,7 @@ def outcomes(
     """Of all prompts under `knobs`. `right` are the outputs that guesses are made from, where some are."""
     prompts = _prompts(knobs)
     answers = [[*prompt, *output] for prompt, output in zip(prompts, right, strict=False)]
-    needed = sum(-(-(len(p) + _OUTPUTS) // knobs.block_size) for p in prompts)
-    num_blocks = needed - 1 if knobs.preempt else 2 * needed
-    executors = [
-        reference.executor(
-            block_size=knobs.block_size,
-            num_blocks=num_blocks if i == knobs.remote else 2 * needed,
-            quantization=quantization,
-            on_device=knobs.on_device,
-        )
-        for i in range(1 + knobs.remote)
-    ]
+    executors = executors_with_room(reference, knobs, prompts, _OUTPUTS, quantization=quantization)
     with Cluster(executors, knobs, answers) as cluster:
         return cluster.run_requests(prompts, sampling, prompt_logprobs)
 

@@ -14,17 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer
 
 from tandem.core.request import SamplingParams
-from tandem.runtime.model_config import read_model_config
-from tandem.runtime.model_loader import AnyExecutor
-from tandem.runtime.tokenizer_bundle import read_bundle
 from tests.covering import covering
-from tests.golden.cluster import Cluster, Knobs, TransportKind
+from tests.golden.cluster import Cluster, Knobs, TransportKind, executors_with_room
 from tests.golden.guesses import Method
 from tests.golden.models import NearTie, Quantization, Reference, check_greedy, check_sampled
-from tests.golden.prompts import prompts
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -66,14 +61,6 @@ _PRODUCT = [
 
 
 @pytest.fixture(scope="module")
-def texts(real: Reference) -> list[list[int]]:
-    bundle = read_bundle(real.directory, read_model_config(real.directory))
-    found = prompts(Tokenizer.from_buffer(bundle.tokenizer_json))
-    assert len(found) >= 24 and len(found[0]) == 3 and len(found[-1]) == 3000
-    return found
-
-
-@pytest.fixture(scope="module")
 def judge(real: Reference) -> Judge:
     """Near-ties of an output; raises when it is wrong. Equal outputs are looked at once."""
 
@@ -84,22 +71,6 @@ def judge(real: Reference) -> Judge:
     return check
 
 
-def _executors(
-    real: Reference, texts: Sequence[list[int]], knobs: Knobs, quantization: Quantization
-) -> list[AnyExecutor]:
-    needed = sum(-(-(len(prompt) + _OUTPUTS) // knobs.block_size) for prompt in texts)
-    num_blocks = needed - 1 if knobs.preempt else 2 * needed
-    return [
-        real.executor(
-            block_size=knobs.block_size,
-            num_blocks=num_blocks,
-            quantization=quantization,
-            on_device=knobs.on_device,
-        )
-        for _ in range(1 + knobs.remote)
-    ]
-
-
 def _outputs(
     real: Reference,
     texts: Sequence[list[int]],
@@ -107,7 +78,8 @@ def _outputs(
     sampling: SamplingParams,
     quantization: Quantization = "none",
 ) -> list[tuple[int, ...]]:
-    with Cluster(_executors(real, texts, knobs, quantization), knobs) as cluster:
+    executors = executors_with_room(real, knobs, texts, _OUTPUTS, quantization=quantization)
+    with Cluster(executors, knobs) as cluster:
         return [tuple(outcome.ids) for outcome in cluster.run_requests(texts, sampling)]
 
 
@@ -183,7 +155,7 @@ def test_penalised_tokens_equal_transformers(real: Reference, texts: list[list[i
 def test_scores_equal_transformers(real: Reference, texts: list[list[int]], knobs: Knobs) -> None:
     some = [texts[i] for i in (0, 4, 19)]
     sampling = SamplingParams(max_tokens=2, temperature=0.0)
-    with Cluster(_executors(real, some, knobs, "none"), knobs) as cluster:
+    with Cluster(executors_with_room(real, knobs, some, _OUTPUTS), knobs) as cluster:
         seen = cluster.run_requests(some, sampling, prompt_logprobs=5)
     for prompt, outcome in zip(some, seen, strict=True):
         logprobs = torch.log_softmax(real.logits(prompt[:-1]).double(), -1)

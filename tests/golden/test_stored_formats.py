@@ -8,10 +8,16 @@ from typing import Any
 import pytest
 
 from tests.golden.conftest import TinyModels
-from tests.golden.models import TINY, Kernels, check_greedy, make_random, random_prompt, teacher_forced
+from tests.golden.models import TINY, Kernels, Reference, check_greedy, make_random, random_prompt, teacher_forced
 from tests.golden.steps import generate
 from tests.golden.stored_formats import write_quantised, write_random
 from tests.stored_formats import COMPRESSED, FP8, WRITERS
+
+
+def _check(stored: Reference, values: Reference, kernels: Kernels) -> None:
+    prompts = [random_prompt(length, length) for length in (5, 40)]
+    for prompt, tokens in zip(prompts, generate(stored.executor(kernels=kernels), prompts, 12, chunk=16), strict=True):
+        check_greedy(values, prompt, tokens)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3-moe"])
@@ -20,20 +26,14 @@ from tests.stored_formats import COMPRESSED, FP8, WRITERS
 def test_tokens_equal_those_of_the_restored_weights(
     tiny: TinyModels, tmp_path: Path, name: str, config: dict[str, Any], kernels: Kernels
 ) -> None:
-    stored, values = write_quantised(tiny(name, "float32"), tmp_path, config)
-    prompts = [random_prompt(length, length) for length in (5, 40)]
-    for prompt, tokens in zip(prompts, generate(stored.executor(kernels=kernels), prompts, 12, chunk=16), strict=True):
-        check_greedy(values, prompt, tokens)
+    _check(*write_quantised(tiny(name, "float32"), tmp_path, config), kernels)
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen3-moe"])
 @pytest.mark.parametrize("name", WRITERS)
 @pytest.mark.parametrize("kernels", ["compiled", "reference"])
 def test_tokens_of_random_weights(tiny: TinyModels, tmp_path: Path, model: str, name: str, kernels: Kernels) -> None:
-    stored, values = write_random(tiny(model, "float32"), tmp_path, name)
-    prompts = [random_prompt(length, length) for length in (5, 40)]
-    for prompt, tokens in zip(prompts, generate(stored.executor(kernels=kernels), prompts, 12, chunk=16), strict=True):
-        check_greedy(values, prompt, tokens)
+    _check(*write_random(tiny(model, "float32"), tmp_path, name), kernels)
 
 
 @pytest.mark.parametrize(("model", "name"), [("qwen3-moe", "awq"), ("qwen3-moe", "fp8"), ("mixtral", "int8")])

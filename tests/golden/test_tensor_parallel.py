@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -27,15 +26,15 @@ from tandem.runtime.parallel.shard import Shard, require_divisible
 from tandem.runtime.random_weights import open_weights
 from tandem.sched.state.step_plan import ScheduledSlice, StepPlan
 from tests.golden.conftest import TinyModels
-from tests.golden.models import NEAR_TIE, TINY, TINY_DENSE, TINY_VOCAB, Reference, make_wide, teacher_forced
-from tests.golden.parallel import Wrap, ranked_executor
+from tests.golden.models import NEAR_TIE, TINY, TINY_DENSE, Reference, make_wide, random_prompts, teacher_forced
+from tests.golden.parallel import ranked_executor
 from tests.golden.steps import generate
 from tests.golden.stored_formats import write_random
 from tests.stand_in import stand_in_for_a_gpu
 
 _OUTPUTS = 6
 _BLOCKS = 64
-Ranked = Callable[..., AbstractContextManager[TorchExecutor]]
+_PROMPTS = random_prompts((1, 16, 40))
 
 
 @pytest.fixture(autouse=True)
@@ -47,26 +46,21 @@ def _ranks_take_turns() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-@pytest.fixture
-def ranked() -> Ranked:
-    """`ranked(reference, size)`: an executor on so many ranks; `options` as `ranked_executor` takes them."""
-
-    def make(
-        reference: Reference, size: int, enable_expert_parallel: bool = False, **options: Any
-    ) -> AbstractContextManager[TorchExecutor]:
-        whole = reference.executor(kernels="reference", num_blocks=_BLOCKS).layout
-        engine = EngineConfig(
-            tensor_parallel=size,
-            enable_expert_parallel=enable_expert_parallel,
-            block_size=whole.block_size,
-            kv_cache_memory=Bytes(_BLOCKS * whole.block_bytes // size),
-            host_cache_memory=Bytes(2 * whole.block_bytes // size),
-            num_threads=1,
-        )
-        model = ModelConfig(id=str(reference.directory), dtype=reference.dtype, cache_dir=reference.cache_dir)
-        return ranked_executor(reference.directory, model, engine, **options)
-
-    return make
+def ranked(
+    reference: Reference, size: int, enable_expert_parallel: bool = False, **options: Any
+) -> AbstractContextManager[TorchExecutor]:
+    """Return an executor on so many ranks; `options` as `ranked_executor` takes them."""
+    whole = reference.executor(kernels="reference", num_blocks=_BLOCKS).layout
+    engine = EngineConfig(
+        tensor_parallel=size,
+        enable_expert_parallel=enable_expert_parallel,
+        block_size=whole.block_size,
+        kv_cache_memory=Bytes(_BLOCKS * whole.block_bytes // size),
+        host_cache_memory=Bytes(2 * whole.block_bytes // size),
+        num_threads=1,
+    )
+    model = ModelConfig(id=str(reference.directory), dtype=reference.dtype, cache_dir=reference.cache_dir)
+    return ranked_executor(reference.directory, model, engine, **options)
 
 
 @pytest.fixture(scope="module")
@@ -74,41 +68,28 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     return make_wide(tmp_path_factory.mktemp("wide"), "float64")
 
 
-def _prompts(lengths: Sequence[int] = (1, 16, 40)) -> list[list[int]]:
-    source = random.Random(7)
-    return [[source.randrange(TINY_VOCAB) for _ in range(length)] for length in lengths]
+_NAMES = sorted(name for name in TINY if not name.startswith("olmo"))
 
 
-@pytest.mark.parametrize("name", sorted(name for name in TINY if not name.startswith("olmo")))
-def test_two_ranks_give_the_tokens_of_the_reference(tiny: TinyModels, ranked: Ranked, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "enable_expert_parallel"),
+    [*((name, False) for name in _NAMES), *((name, True) for name in _NAMES if name not in TINY_DENSE)],
+)
+def test_two_ranks_give_the_tokens_of_the_reference(tiny: TinyModels, name: str, enable_expert_parallel: bool) -> None:
+    """With parts of all experts on each rank, and with whole experts."""
     reference = tiny(name, "float64")
-    expected = [reference.greedy(prompt, _OUTPUTS) for prompt in _prompts()]
-    with ranked(reference, 2) as executor:
-        assert generate(executor, _prompts(), _OUTPUTS, chunk=7, chained=True, stagger=1) == expected
-
-
-_WITH_EXPERTS = sorted(name for name in TINY if name not in TINY_DENSE and not name.startswith("olmo"))
-
-
-@pytest.mark.parametrize("name", _WITH_EXPERTS)
-def test_whole_experts_on_two_ranks_give_the_tokens_of_the_reference(
-    tiny: TinyModels, ranked: Ranked, name: str
-) -> None:
-    reference = tiny(name, "float64")
-    expected = [reference.greedy(prompt, _OUTPUTS) for prompt in _prompts()]
-    with ranked(reference, 2, enable_expert_parallel=True) as executor:
-        assert generate(executor, _prompts(), _OUTPUTS, chunk=7, chained=True, stagger=1) == expected
+    expected = [reference.greedy(prompt, _OUTPUTS) for prompt in _PROMPTS]
+    with ranked(reference, 2, enable_expert_parallel) as executor:
+        assert generate(executor, _PROMPTS, _OUTPUTS, chunk=7, chained=True, stagger=1) == expected
 
 
 @pytest.mark.parametrize("enable_expert_parallel", [False, True])
-def test_the_first_rank_counts_the_tokens_of_all_experts(
-    tiny: TinyModels, ranked: Ranked, enable_expert_parallel: bool
-) -> None:
+def test_the_first_rank_counts_the_tokens_of_all_experts(tiny: TinyModels, enable_expert_parallel: bool) -> None:
     reference = tiny("qwen3-moe", "float64")
     alone = reference.executor(kernels="reference", num_blocks=_BLOCKS)
-    generate(alone, _prompts(), _OUTPUTS)
+    generate(alone, _PROMPTS, _OUTPUTS)
     with ranked(reference, 2, enable_expert_parallel) as executor:
-        generate(executor, _prompts(), _OUTPUTS, chunk=7, chained=True)
+        generate(executor, _PROMPTS, _OUTPUTS, chunk=7, chained=True)
         assert executor.model.expert_tokens() == alone.model.expert_tokens()
     assert all(min(tokens) > 0 for tokens in alone.model.expert_tokens().values())
 
@@ -153,11 +134,11 @@ def test_two_ranks_on_devices_that_compute_by_themselves(
     )  # fmt: skip
     dtype = reference.dtype
     model = ModelConfig(id=str(reference.directory), dtype=dtype, device="cuda", cache_dir=reference.cache_dir)
-    expected = [reference.greedy(prompt, _OUTPUTS) for prompt in _prompts()]
+    expected = [reference.greedy(prompt, _OUTPUTS) for prompt in _PROMPTS]
     with ranked_executor(reference.directory, model, engine) as executor:
         assert isinstance(executor, AsyncExecutor) and executor.num_blocks == _BLOCKS
-        assert generate(executor, _prompts(), _OUTPUTS, chunk=7, chained=True, stagger=1) == expected
-        prompt = tuple(_prompts((16,))[0])
+        assert generate(executor, _PROMPTS, _OUTPUTS, chunk=7, chained=True, stagger=1) == expected
+        prompt = tuple(random_prompts((16,))[0])
         piece = ScheduledSlice(
             SeqId(99), 0, 16, prompt, (BlockId(3), BlockId(5)), None, digest_blocks=(BlockId(3), BlockId(5))
         )
@@ -167,39 +148,38 @@ def test_two_ranks_on_devices_that_compute_by_themselves(
     assert [digest.block for digest in mine.digests] == [digest.block for digest in theirs.digests]
 
 
-def test_four_ranks_and_a_vocabulary_that_they_do_not_divide(wide: Reference, ranked: Ranked) -> None:
-    expected = [wide.greedy(prompt, _OUTPUTS) for prompt in _prompts()]
+def test_four_ranks_and_a_vocabulary_that_they_do_not_divide(wide: Reference) -> None:
+    expected = [wide.greedy(prompt, _OUTPUTS) for prompt in _PROMPTS]
     with ranked(wide, 4) as executor:
         assert executor.layout == wide.executor().layout and executor.num_blocks == _BLOCKS
-        assert generate(executor, _prompts(), _OUTPUTS, chunk=7) == expected
+        assert generate(executor, _PROMPTS, _OUTPUTS, chunk=7) == expected
         torch.testing.assert_close(
-            teacher_forced(executor, _prompts()[-1]), wide.logits(_prompts()[-1]), atol=1e-9, rtol=1e-9
+            teacher_forced(executor, _PROMPTS[-1]), wide.logits(_PROMPTS[-1]), atol=1e-9, rtol=1e-9
         )
 
 
-@pytest.mark.parametrize(("model", "name"), [("llama", "awq"), ("qwen3-moe", "nvfp4")])
-def test_two_ranks_of_weights_in_few_bits(
-    tiny: TinyModels, ranked: Ranked, tmp_path: Path, model: str, name: str
-) -> None:
-    stored, values = write_random(tiny(model, "float32"), tmp_path, name)
-    tokens = _prompts()[-1]
-    with ranked(stored, 2) as executor:
-        delta = teacher_forced(executor, tokens) - values.logits(tokens)
+def _check_logits(executor: AbstractContextManager[TorchExecutor], reference: Reference, tokens: Sequence[int]) -> None:
+    with executor as ours:
+        delta = teacher_forced(ours, tokens) - reference.logits(tokens)
     assert float(delta.abs().max()) < NEAR_TIE
+
+
+@pytest.mark.parametrize(("model", "name"), [("llama", "awq"), ("qwen3-moe", "nvfp4")])
+def test_two_ranks_of_weights_in_few_bits(tiny: TinyModels, tmp_path: Path, model: str, name: str) -> None:
+    stored, values = write_random(tiny(model, "float32"), tmp_path, name)
+    _check_logits(ranked(stored, 2), values, _PROMPTS[-1])
 
 
 @pytest.mark.parametrize("name", ["llama-yarn", "qwen3"])
-def test_logits_in_float32(tiny: TinyModels, ranked: Ranked, name: str) -> None:
+def test_logits_in_float32(tiny: TinyModels, name: str) -> None:
     """With and without biases."""
-    reference, tokens = tiny(name, "float32"), _prompts()[-1]
-    with ranked(reference, 2) as executor:
-        delta = teacher_forced(executor, tokens) - reference.logits(tokens)
-    assert float(delta.abs().max()) < NEAR_TIE
+    reference = tiny(name, "float32")
+    _check_logits(ranked(reference, 2), reference, _PROMPTS[-1])
 
 
-def test_blocks_of_all_ranks_are_copied_kept_and_digested(wide: Reference, ranked: Ranked) -> None:
+def test_blocks_of_all_ranks_are_copied_kept_and_digested(wide: Reference) -> None:
     """A prompt's block goes to host memory, back to another place, and is copied to a third."""
-    prompt = _prompts([16])[0]
+    prompt = random_prompts((16,))[0]
     block, back, third, empty = (BlockId(i) for i in (3, 9, 20, 50))
     alone = wide.executor(kernels="reference", num_blocks=_BLOCKS)
     with ranked(wide, 4) as executor:
@@ -218,32 +198,21 @@ def test_blocks_of_all_ranks_are_copied_kept_and_digested(wide: Reference, ranke
     assert (region.head_start, region.head_stop, region.block_bytes) == (0, 1, alone.layout.block_bytes // 4)
 
 
-def _failing(kind: type[RankCommand]) -> Wrap:
-    """A follower that fails at the first such command."""
-
-    def wrap(carry_out: Callable[[RankCommand], None]) -> Callable[[RankCommand], None]:
-        def fail(command: RankCommand) -> None:
-            if not isinstance(command, kind):
-                carry_out(command)
-
-        return fail
-
-    return wrap
+def _without_forward(carry_out: Callable[[RankCommand], None]) -> Callable[[RankCommand], None]:
+    """A follower that takes part in all but forward passes."""
+    return lambda command: None if isinstance(command, Forward) else carry_out(command)
 
 
-def test_a_rank_that_takes_no_part_ends_the_step(tiny: TinyModels, ranked: Ranked) -> None:
+def test_a_rank_that_takes_no_part_ends_the_step(tiny: TinyModels) -> None:
     """It does not hang, and no slice's error hides it."""
     piece = ScheduledSlice(SeqId(1), 0, 3, (1, 2, 3), (BlockId(0),), None)
     with (
-        ranked(tiny("llama", "float64"), 2, wrap=_failing(Forward), timeout_s=2.0) as executor,
+        ranked(tiny("llama", "float64"), 2, wrap=_without_forward, timeout_s=2.0) as executor,
         pytest.raises(RanksLost, match="Forward"),
     ):
         executor.execute(StepPlan(0, (piece,)))
 
 
 @pytest.mark.nightly
-def test_the_real_model_on_three_ranks(real: Reference, ranked: Ranked) -> None:
-    tokens = list(range(1000, 1200))
-    with ranked(real, 3) as executor:
-        delta = teacher_forced(executor, tokens) - real.logits(tokens)
-    assert float(delta.abs().max()) < NEAR_TIE
+def test_the_real_model_on_three_ranks(real: Reference) -> None:
+    _check_logits(ranked(real, 3), real, range(1000, 1200))

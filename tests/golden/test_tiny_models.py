@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from pathlib import Path
 
 import pytest
@@ -12,23 +11,19 @@ from transformers import MixtralConfig
 
 from tests.covering import covering
 from tests.golden.conftest import TinyModels
-from tests.golden.models import SHAPE, TINY, TINY_VOCAB, Kernels, make_random, teacher_forced
+from tests.golden.models import SHAPE, TINY, Kernels, make_random, random_prompts, teacher_forced
 from tests.golden.steps import generate
 
 _OUTPUTS = 10
-
-
-def _prompts() -> list[list[int]]:
-    """Lengths around block and chunk boundaries."""
-    source = random.Random(7)
-    return [[source.randrange(TINY_VOCAB) for _ in range(length)] for length in (1, 5, 16, 33, 90)]
+# Lengths around block and chunk boundaries.
+_PROMPTS = random_prompts((1, 5, 16, 33, 90))
 
 
 @pytest.mark.parametrize("name", sorted(TINY))
 @pytest.mark.parametrize("kernels", ["compiled", "reference"])
 def test_logits_are_close_in_float32(tiny: TinyModels, name: str, kernels: Kernels) -> None:
     reference = tiny(name, "float32")
-    tokens = _prompts()[-1]
+    tokens = _PROMPTS[-1]
     theirs = reference.logits(tokens)
     ours = teacher_forced(reference.executor(kernels=kernels), tokens)
     assert float(theirs.std()) > 0.5, "logits so flat would hide errors"
@@ -37,7 +32,7 @@ def test_logits_are_close_in_float32(tiny: TinyModels, name: str, kernels: Kerne
 
 def test_a_mixture_of_one_expert_is_computed(tmp_path: Path) -> None:
     config = MixtralConfig(**SHAPE, num_local_experts=1, num_experts_per_tok=1)
-    reference, tokens = make_random(config, 1, tmp_path, "float32"), _prompts()[-1]
+    reference, tokens = make_random(config, 1, tmp_path, "float32"), _PROMPTS[-1]
     theirs = reference.logits(tokens)
     ours = teacher_forced(reference.executor(kernels="compiled"), tokens)
     torch.testing.assert_close(ours, theirs, atol=2e-5 * float(theirs.std()), rtol=2e-5)
@@ -52,12 +47,12 @@ def _check(tiny: TinyModels, name: str, block_size: int, chunk: int | None, comp
     reference = tiny(name, "float64")
     executor = reference.executor(block_size=block_size)
     if company == "alone":
-        tokens = [generate(executor, [prompt], _OUTPUTS, chunk=chunk)[0] for prompt in _prompts()]
+        tokens = [generate(executor, [prompt], _OUTPUTS, chunk=chunk)[0] for prompt in _PROMPTS]
     elif company == "in company":
-        tokens = generate(executor, _prompts(), _OUTPUTS, chunk=chunk)
+        tokens = generate(executor, _PROMPTS, _OUTPUTS, chunk=chunk)
     else:
-        tokens = generate(executor, _prompts(), _OUTPUTS, chunk=chunk, chained=True, stagger=2)
-    assert tokens == [reference.greedy(prompt, _OUTPUTS) for prompt in _prompts()], f"{block_size} {chunk} {company}"
+        tokens = generate(executor, _PROMPTS, _OUTPUTS, chunk=chunk, chained=True, stagger=2)
+    assert tokens == [reference.greedy(prompt, _OUTPUTS) for prompt in _PROMPTS], f"{block_size} {chunk} {company}"
 
 
 @pytest.mark.parametrize(("name", "block_size", "chunk", "company"), covering(_CASES))
@@ -78,7 +73,7 @@ def test_tokens_are_identical_in_float64_over_the_product(tiny: TinyModels) -> N
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_types_follow_transformers(tiny: TinyModels, name: str, dtype: str) -> None:
     reference = tiny(name, dtype)
-    tokens = _prompts()[-1]
+    tokens = _PROMPTS[-1]
     theirs = reference.logits(tokens).float()
     ours = teacher_forced(reference.executor(), tokens).float()
     tolerance = 0.15 if dtype == "bfloat16" else 0.02

@@ -65,11 +65,9 @@ class Product:
         subprocess.run([*command, "-o", str(target)], check=True, timeout=300)
         self.library = ctypes.CDLL(str(target))
 
-    def multiply(
-        self, x: torch.Tensor, matrix: CMatrix, y: torch.Tensor, into: Into = Into.STORE, lanes: int = 2
-    ) -> torch.Tensor:
+    def multiply(self, x: torch.Tensor, matrix: CMatrix, y: torch.Tensor, into: Into) -> torch.Tensor:
         """Multiply float rows into `y` and return it; rows of both may lie farther apart than they are long."""
-        return self._multiply("multiply", x, matrix, y, into, lanes)
+        return self._multiply("multiply", x, matrix, y, into)
 
     def multiply_int8(
         self, x: torch.Tensor, matrix: CMatrix, y: torch.Tensor, into: Into = Into.STORE, lanes: int = 2
@@ -78,7 +76,7 @@ class Product:
         return self._multiply("multiply_int8", x, matrix, y, into, lanes)
 
     def _multiply(
-        self, name: str, x: torch.Tensor, matrix: CMatrix, y: torch.Tensor, into: Into, lanes: int
+        self, name: str, x: torch.Tensor, matrix: CMatrix, y: torch.Tensor, into: Into, lanes: int = 2
     ) -> torch.Tensor:
         getattr(self.library, name)(
             c_int(lanes), _pointer(x), c_int(x.stride(0)), c_int(len(x)), byref(matrix), _pointer(y),

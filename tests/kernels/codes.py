@@ -122,5 +122,5 @@ FORMATS: dict[str, Format] = {
 INTEGER_FORMATS = {name: format for name, format in FORMATS.items() if format.is_integer}
 
 
-def random_floats(*shape: int, seed: int = 3) -> torch.Tensor:
+def randn(*shape: int, seed: int = 3) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))

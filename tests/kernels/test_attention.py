@@ -9,14 +9,10 @@ import torch
 
 from tandem_kernels.contract import AttentionBatch, LayerKV
 from tandem_kernels.reference import cache_write, paged_attention
+from tests.kernels.batches import attention_batch
 
 _DIM = 16
 _LAYERS = 2
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def _layer(pool: torch.Tensor) -> LayerKV:
@@ -56,16 +52,8 @@ def _case(
         tables.append(blocks + blocks[:1] * (max(needed) - count))
         keys.append(key)
         values.append(value)
-    starts = torch.tensor([0] + [rows for rows, _ in spans]).cumsum(0)
-    batch = AttentionBatch(
-        query_starts=starts.to(torch.int32),
-        context_lens=torch.tensor([context for _, context in spans], dtype=torch.int32),
-        block_tables=torch.tensor(tables, dtype=torch.int32),
-        num_decodes=0,
-        max_rows=max(rows for rows, _ in spans),
-    )
-    query = torch.randn((int(starts[-1]), heads, _DIM)).to(dtype)
-    return pool, query, batch, keys, values
+    query = torch.randn((sum(rows for rows, _ in spans), heads, _DIM)).to(dtype)
+    return pool, query, attention_batch(spans, tables), keys, values
 
 
 # One token, block boundary -1/0/+1, whole prompts, chunks after a prefix, decodes of very different lengths.
@@ -78,38 +66,38 @@ _SPANS = {
 }
 
 
-@pytest.mark.parametrize("spans", _SPANS.values(), ids=_SPANS.keys())
-@pytest.mark.parametrize(("heads", "groups"), [(3, 3), (8, 1), (9, 3)])
-@pytest.mark.parametrize("block_size", [1, 8, 16])
-def test_attention_equals_dense(spans: list[tuple[int, int]], heads: int, groups: int, block_size: int) -> None:
-    pool, query, batch, keys, values = _case(spans, heads, groups, block_size, torch.float32)
+def _check_dense(
+    spans: list[tuple[int, int]], heads: int, groups: int, block_size: int, dtype: torch.dtype, tolerance: float
+) -> None:
+    """Assert that attention over the case is dense attention over each of its sequences."""
+    pool, query, batch, keys, values = _case(spans, heads, groups, block_size, dtype)
     out = paged_attention(query, _layer(pool), batch, 0.3)
+    assert out.dtype == dtype
     starts = batch.query_starts.tolist()
     for i in range(len(spans)):
         rows = slice(starts[i], starts[i + 1])
         expected = _dense(query[rows], keys[i], values[i], 0.3)
-        torch.testing.assert_close(out[rows].double(), expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(out[rows].double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("spans", _SPANS.values(), ids=_SPANS.keys())
+@pytest.mark.parametrize(("heads", "groups"), [(3, 3), (8, 1), (9, 3)])
+@pytest.mark.parametrize("block_size", [1, 8, 16])
+def test_attention_equals_dense(spans: list[tuple[int, int]], heads: int, groups: int, block_size: int) -> None:
+    _check_dense(spans, heads, groups, block_size, torch.float32, 1e-5)
 
 
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)]
 )
 def test_other_dtypes(dtype: torch.dtype, tolerance: float) -> None:
-    pool, query, batch, keys, values = _case(_SPANS["mixed"], 4, 2, 8, dtype)
-    out = paged_attention(query, _layer(pool), batch, 0.25)
-    assert out.dtype == dtype
-    starts = batch.query_starts.tolist()
-    for i in range(len(starts) - 1):
-        rows = slice(starts[i], starts[i + 1])
-        expected = _dense(query[rows], keys[i], values[i], 0.25)
-        torch.testing.assert_close(out[rows].double(), expected, atol=tolerance, rtol=tolerance)
+    _check_dense(_SPANS["mixed"], 4, 2, 8, dtype, tolerance)
 
 
 def test_no_sequences() -> None:
     pool = torch.zeros((2, 1, 1, 2, 4, _DIM))
-    empty = torch.zeros(0, dtype=torch.int32)
-    batch = AttentionBatch(torch.zeros(1, dtype=torch.int32), empty, empty.view(0, 1), 0, 0)
-    out = paged_attention(torch.zeros((0, 2, _DIM)), LayerKV(pool[:, :, 0, 0], pool[:, :, 0, 1]), batch, 1.0)
+    planes = LayerKV(pool[:, :, 0, 0], pool[:, :, 0, 1])
+    out = paged_attention(torch.zeros((0, 2, _DIM)), planes, attention_batch([], []), 1.0)
     assert out.shape == (0, 2, _DIM)
 
 
@@ -136,6 +124,6 @@ def test_cache_write_touches_its_slots_and_no_other() -> None:
 
 def test_a_plane_of_another_layout_is_refused() -> None:
     pool = torch.zeros((4, 8, 2, _DIM))
-    batch = AttentionBatch(*(torch.tensor(v, dtype=torch.int32) for v in ([0, 1], [1], [[0]])), 1, 1)
+    planes = LayerKV(*(pool.transpose(1, 2),) * 2)
     with pytest.raises(ValueError, match="not a plane"):
-        paged_attention(torch.zeros((1, 2, _DIM)), LayerKV(*(pool.transpose(1, 2),) * 2), batch, 1.0)
+        paged_attention(torch.zeros((1, 2, _DIM)), planes, attention_batch([(1, 1)], [[0]], 1), 1.0)

@@ -13,11 +13,6 @@ _SHAPE = (5, 3, 4, 2, 8, 16)  # blocks, heads, layers, planes, slots, head_dim
 _MASK = (1 << 64) - 1
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def _pool(dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(_SHAPE, generator=torch.Generator().manual_seed(11)).to(dtype)
 

@@ -16,15 +16,12 @@ from tandem_kernels.reference.linear_int8 import (
     quantize_weight,
     weight_group,
 )
-
-
-def _random(*shape: int, seed: int = 3) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+from tests.kernels.codes import randn
 
 
 @pytest.mark.parametrize("group", [None, 32, 64, 192])
 def test_a_weight_is_off_by_half_a_step_at_most(group: int | None) -> None:
-    weight = _random(37, 192) * _random(37, 1).exp()
+    weight = randn(37, 192) * randn(37, 1).exp()
     values, scales = quantize_weight(weight, group)
     assert values.dtype == torch.int8 and values.abs().max() == LEVELS
     assert scales.shape == (37, 192 // (group or 192))
@@ -35,7 +32,7 @@ def test_a_weight_is_off_by_half_a_step_at_most(group: int | None) -> None:
 
 
 def test_rows_are_quantised_in_groups_of_their_own() -> None:
-    x = _random(5, 96)
+    x = randn(5, 96)
     x[1, 32:64] *= 1000
     values, scales = quantize_rows(x)
     for group in range(3):
@@ -63,7 +60,7 @@ def test_tiny_and_huge_numbers_stay_in_range(largest: float) -> None:
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_number_that_is_not_finite_spoils_its_row_only(bad: float) -> None:
-    x, weight = _random(4, 64), _random(9, 64)
+    x, weight = randn(4, 64), randn(9, 64)
     clean = linear_int8(x, *quantize_weight(weight))
     x[2, 40] = bad
     y = linear_int8(x, *quantize_weight(weight))
@@ -74,7 +71,7 @@ def test_a_number_that_is_not_finite_spoils_its_row_only(bad: float) -> None:
 
 @pytest.mark.parametrize("group", [None, 32, 96])
 def test_linear_is_the_product_of_what_was_quantised(group: int | None) -> None:
-    x, weight, bias = _random(6, 192) * 3, _random(50, 192, seed=4), _random(50, seed=5)
+    x, weight, bias = randn(6, 192) * 3, randn(50, 192, seed=4), randn(50, seed=5)
     values, scales = quantize_weight(weight, group)
     rows, row_scales = quantize_rows(x)
     dense_x = rows.double() * row_scales.double().repeat_interleave(GROUP, 1)
@@ -89,7 +86,7 @@ def test_linear_is_the_product_of_what_was_quantised(group: int | None) -> None:
 
 def test_sums_are_fused_and_ascending() -> None:
     """Against exact fractions, rounded once per group."""
-    x, weight = _random(2, 96) * 100, _random(3, 96, seed=4)
+    x, weight = randn(2, 96) * 100, randn(3, 96, seed=4)
     values, scales = quantize_weight(weight, 32)
     rows, row_scales = quantize_rows(x)
     y = linear_int8(x, values, scales)
@@ -108,8 +105,8 @@ def test_fma_rounds_once() -> None:
     """Sums that lie beside the middle of two floats, by less than float64 can see."""
     a, b = torch.tensor([1 + 2.0**-12, 1.0]), torch.tensor([1 + 2.0**-12, 1 + 2.0**-23])
     c = torch.tensor([2.0**-60, -(2.0**-60)])
-    c = torch.cat([c, _random(500) * 1e-3])
-    a, b = torch.cat([a, _random(500, seed=5)]), torch.cat([b, _random(500, seed=6)])
+    c = torch.cat([c, randn(500) * 1e-3])
+    a, b = torch.cat([a, randn(500, seed=5)]), torch.cat([b, randn(500, seed=6)])
     expected = [
         _nearest(Fraction(p) * Fraction(q) + Fraction(r))
         for p, q, r in zip(a.tolist(), b.tolist(), c.tolist(), strict=True)

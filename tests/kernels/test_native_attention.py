@@ -14,6 +14,7 @@ from tandem_kernels import reference
 from tandem_kernels.contract import AttentionBatch, LayerKV
 from tandem_kernels.native import library
 from tests.covering import covering
+from tests.kernels.batches import attention_batch
 
 _LAYERS, _LAYER = 2, 1
 _Span = tuple[int, int]  # rows, context
@@ -54,11 +55,6 @@ class _Case:
 _team = cache(library.Team)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def _random_kv(spans: list[_Span], groups: int, dim: int, seed: int) -> _KV:
     rng = torch.Generator().manual_seed(seed)
     return [tuple(torch.randn((c, groups, dim), generator=rng) for _ in range(2)) for _, c in spans]
@@ -80,14 +76,7 @@ def _lay_out(spans: list[_Span], query: torch.Tensor, kv: _KV, block_size: int, 
                 plane
             ]
         tables.append(blocks + blocks[:1] * (max(needed) - count))
-    batch = AttentionBatch(
-        query_starts=torch.tensor([0] + [rows for rows, _ in spans]).cumsum(0).to(torch.int32),
-        context_lens=torch.tensor([context for _, context in spans], dtype=torch.int32),
-        block_tables=torch.tensor(tables, dtype=torch.int32),
-        num_decodes=0,
-        max_rows=max(rows for rows, _ in spans),
-    )
-    return _Case(query, pool, batch, kv)
+    return _Case(query, pool, attention_batch(spans, tables), kv)
 
 
 def _case(spans: list[_Span], shape: tuple[int, int, int], block_size: int, seed: int = 3) -> _Case:
@@ -193,7 +182,6 @@ def test_the_sign_of_a_zero_does_not_show() -> None:
 
 
 def test_no_sequences() -> None:
-    empty = torch.zeros(0, dtype=torch.int32)
-    batch = AttentionBatch(torch.zeros(1, dtype=torch.int32), empty, empty.view(0, 1), 0, 0)
     pool = torch.zeros((2, 1, 1, 2, 4, 16))
-    assert library.paged_attention(_team(2), torch.zeros((0, 2, 16)), pool, 0, batch, 1.0).shape == (0, 2, 16)
+    out = library.paged_attention(_team(2), torch.zeros((0, 2, 16)), pool, 0, attention_batch([], []), 1.0)
+    assert out.shape == (0, 2, 16)

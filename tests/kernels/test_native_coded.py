@@ -18,7 +18,7 @@ from tandem_kernels.reference.coded import (
     round_to_int8,
 )
 from tandem_kernels.reference.linear_int8 import GROUP, quantize_rows
-from tests.kernels.codes import FORMATS, random_floats
+from tests.kernels.codes import FORMATS, randn
 
 _CASES = [
     (1, 32, 1), (33, 64, 4), (96, 160, 2), (130, 576, 1), (40, 1600, 5), (33, 64, 13), (96, 160, 15), (130, 576, 29),
@@ -32,15 +32,10 @@ _STORED_BITS = {
 """Bits per weight of these formats in a file."""
 
 
-@pytest.fixture(scope="module")
-def team() -> Team:
-    return Team(2)
-
-
 def _weights(name: str, n: int, k: int) -> tuple[PackedMatrix, torch.Tensor]:
     """Return a random matrix of a format, or of bfloat16 numbers, packed and as floats."""
     if name == "bfloat16":
-        weight = random_floats(n, k).bfloat16().float()
+        weight = randn(n, k).bfloat16().float()
         return pack_exact(weight), weight
     coded = FORMATS[name].random(n, k)
     return pack_exact(coded), coded.floats()
@@ -63,7 +58,7 @@ def test_memory_is_what_the_file_has(name: str) -> None:
 def test_products_have_the_bits_of_floats(team: Team, n: int, k: int, rows: int, name: str) -> None:
     packed, weight = _weights(name, n, k)
     k = weight.shape[1]
-    x, bias, floats = random_floats(rows, k, seed=5), random_floats(n, seed=6), PackedMatrix(pack_linear(weight))
+    x, bias, floats = randn(rows, k, seed=5), randn(n, seed=6), PackedMatrix(pack_linear(weight))
     for into in (Into.STORE, Into.ADD):
         y = linear(team, x, matrix_of(packed, n, k, bias), into, torch.ones(rows, n))
         assert torch.equal(y, linear(team, x, matrix_of(floats, n, k, bias), into, torch.ones(rows, n)))
@@ -80,7 +75,7 @@ def test_gated_products_have_the_bits_of_floats(team: Team, rows: int, name: str
     order = gate_up_rows(torch.arange(n)[:, None] + 1, torch.arange(n)[:, None] + n + 1).flatten() - 1
     coded = matrix_of(pack_coded(both.rows(order.clamp(min=0))), 2 * n, k)
     floats = matrix_of(PackedMatrix(pack_linear(gate_up_rows(gate.floats(), up.floats()))), 2 * n, k)
-    x = random_floats(rows, k, seed=5)
+    x = randn(rows, k, seed=5)
     y = linear(team, x, coded, Into.SWIGLU, torch.empty(rows, n))
     assert torch.equal(y, linear(team, x, floats, Into.SWIGLU, torch.empty(rows, n)))
 
@@ -90,7 +85,7 @@ def test_a_row_does_not_see_its_company_or_the_lanes(name: str) -> None:
     n, most = 130, 160
     packed, weight = _weights(name, n, 256)
     k = weight.shape[1]
-    x, weights, alone = random_floats(most, k), matrix_of(packed, n, k), Team(1)
+    x, weights, alone = randn(most, k), matrix_of(packed, n, k), Team(1)
     one_by_one = torch.cat([linear(alone, row[None], weights, Into.STORE, torch.empty(1, n)) for row in x])
     for team in (alone, Team(2), Team(3)):
         for rows in (*range(1, 24), 71, most):
@@ -108,7 +103,7 @@ def test_embeddings_are_unpacked_unchanged(name: str) -> None:
 
 
 def test_floats_that_bfloat16_does_not_hold_stay_floats() -> None:
-    weight = random_floats(40, 48)
+    weight = randn(40, 48)
     assert torch.equal(pack_exact(weight).panels, pack_linear(weight))
 
 
@@ -170,7 +165,7 @@ def test_numbers_that_are_not_finite_are_refused() -> None:
 
 def test_products_of_codes_with_int8_rows_err_only_by_the_rows() -> None:
     """By half a step of a row's group at most, and less on average than with int8 weights."""
-    codes, x = FORMATS["q4_1"].random(64, 192), random_floats(40, 192)
+    codes, x = FORMATS["q4_1"].random(64, 192), randn(40, 192)
     weight = codes.floats()
     exact = x.double() @ weight.double().T
     error = (linear_codes(x, codes) - exact).abs()

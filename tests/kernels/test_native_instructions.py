@@ -10,7 +10,7 @@ from tandem_kernels.native.pack import pack_linear
 from tandem_kernels.native.pack_codes import PackedMatrix, pack_coded, pack_exact
 from tandem_kernels.reference.coded import linear_codes
 from tests.kernels.builds import FLOAT_PRODUCT, INT8_PRODUCT, Builds, Product
-from tests.kernels.codes import FORMATS, INTEGER_FORMATS
+from tests.kernels.codes import FORMATS, INTEGER_FORMATS, randn
 
 _WITHOUT = {
     "avx2": ("-mno-avx512f", "-mno-avxvnni"),
@@ -32,10 +32,6 @@ def product(request: pytest.FixtureRequest, builds: Builds) -> Product:
     return builds[request.param]
 
 
-def _random(*shape: int, seed: int = 3) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def test_builds_are_narrower(product: Product) -> None:
     assert product.library.width() == min(vector_width(), 8)
 
@@ -45,7 +41,7 @@ def _weights(name: str) -> tuple[PackedMatrix, torch.Tensor]:
     if name in FORMATS:
         coded = FORMATS[name].random(96, 192)
         return pack_coded(coded), coded.floats()
-    weight = _random(96, 203) if name == "float32" else _random(96, 192).bfloat16().float()
+    weight = randn(96, 203) if name == "float32" else randn(96, 192).bfloat16().float()
     return pack_exact(weight), weight
 
 
@@ -58,8 +54,8 @@ _NAMES = [*FORMATS, "bfloat16", "float32"]
 def test_products_have_the_bits_of_the_library(product: Product, name: str, rows: int, into: Into) -> None:
     packed, weight = _weights(name)
     n, k = weight.shape
-    x, bias = _random(rows, k, seed=5) * 4, _random(n, seed=6)
-    before = _random(rows, n // 2 if into is Into.SWIGLU else n, seed=7)
+    x, bias = randn(rows, k, seed=5) * 4, randn(n, seed=6)
+    before = randn(rows, n // 2 if into is Into.SWIGLU else n, seed=7)
     y = product.multiply(x, matrix_of(packed, n, k, bias), before.clone(), into)
     assert not torch.equal(y, before)
     floats = matrix_of(PackedMatrix(pack_linear(weight)), n, k, bias)
@@ -78,7 +74,7 @@ def test_embeddings_are_unpacked_unchanged(product: Product, name: str) -> None:
 def test_int8_products_have_the_bits_of_the_plain_ones(product: Product, name: str, rows: int, into: Into) -> None:
     codes = INTEGER_FORMATS[name].random(96, 192)
     n, k = codes.shape
-    x, bias, before = _random(rows, k), _random(n, seed=5), _random(rows, n, seed=6)
+    x, bias, before = randn(rows, k), randn(n, seed=5), randn(rows, n, seed=6)
     expected = linear_codes(x, codes, bias)
     y = product.multiply_int8(x, matrix_of(pack_coded(codes), n, k, bias), before.clone(), into)
     assert torch.equal(y, before + expected if into is Into.ADD else expected)

@@ -11,7 +11,7 @@ from tandem_kernels.native.pack_codes import PackedMatrix, pack_coded
 from tandem_kernels.reference.coded import linear_codes, round_to_int8
 from tandem_kernels.reference.linear_int8 import linear_int8, quantize_weight
 from tests.kernels.builds import INT8_PRODUCT, Builds, Product
-from tests.kernels.codes import INTEGER_FORMATS
+from tests.kernels.codes import INTEGER_FORMATS, randn
 
 _WITHOUT = {
     "machine": (),
@@ -25,17 +25,13 @@ _SHAPES = [(1, 32, None), (33, 64, 32), (95, 192, 96), (576, 576, 192), (77, 153
 _ROWS = [1, 2, 3, 4, 5, 8, 9, 13, 31, 141]
 
 
-def _random(*shape: int, seed: int = 3) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def _packed(weight: torch.Tensor, group: int | None = None) -> PackedMatrix:
     return pack_coded(round_to_int8(weight, group))
 
 
 def _rows(m: int, k: int) -> torch.Tensor:
     """Rows of uneven size, with groups of zeros, of subnormal numbers and of numbers that are not finite."""
-    x = _random(m, k) * _random(m, k, seed=9).exp()
+    x = randn(m, k) * randn(m, k, seed=9).exp()
     x[0, :32] = 0
     x[m // 2, :32] *= 1e-42
     if m > 4:
@@ -73,7 +69,7 @@ def test_builds_differ_in_what_they_use(builds: Builds) -> None:
 @pytest.mark.parametrize("rows", _ROWS)
 @pytest.mark.parametrize(("n", "k", "group"), _SHAPES)
 def test_store_and_add_are_the_plain_product(product: Product, n: int, k: int, group: int | None, rows: int) -> None:
-    x, weight, bias, before = _rows(rows, k), _random(n, k, seed=4), _random(n, seed=5), _random(rows, n, seed=6)
+    x, weight, bias, before = _rows(rows, k), randn(n, k, seed=4), randn(n, seed=5), randn(rows, n, seed=6)
     weight[0] = 0
     packed, quantised = _packed(weight, group), quantize_weight(weight, group)
     empty, plain = torch.full((rows, n), 5.0), matrix_of(packed, n, k)
@@ -89,7 +85,7 @@ def test_store_and_add_are_the_plain_product(product: Product, n: int, k: int, g
 def test_formats_of_files(product: Product, name: str, n: int, k: int, rows: int) -> None:
     codes = INTEGER_FORMATS[name].random(n, k)
     k = codes.shape[1]
-    x, bias, before, packed = _rows(rows, k), _random(n, seed=5), _random(rows, n, seed=6), pack_coded(codes)
+    x, bias, before, packed = _rows(rows, k), randn(n, seed=5), randn(rows, n, seed=6), pack_coded(codes)
     stored = product.multiply_int8(x, matrix_of(packed, n, k), torch.full((rows, n), 5.0))
     assert _equal(stored, linear_codes(x, codes))
     added = product.multiply_int8(x, matrix_of(packed, n, k, bias), before.clone(), Into.ADD)
@@ -116,8 +112,8 @@ def test_the_largest_codes_and_activations(product: Product, name: str) -> None:
 def test_gate_and_up(
     product: Product, builds: Builds, n: int, k: int, group: int | None, rows: int, has_bias: bool
 ) -> None:
-    x, gate, up = _random(rows, k), _random(n, k, seed=4), _random(n, k, seed=5)
-    gate_bias, up_bias = _random(n, seed=6) * has_bias, _random(n, seed=7) * has_bias
+    x, gate, up = randn(rows, k), randn(n, k, seed=4), randn(n, k, seed=5)
+    gate_bias, up_bias = randn(n, seed=6) * has_bias, randn(n, seed=7) * has_bias
     bias = gate_up_rows(gate_bias[:, None], up_bias[:, None]).flatten() if has_bias else None
     matrix = matrix_of(_packed(gate_up_rows(gate, up), group), 2 * n, k, bias)
     y = product.multiply_int8(x, matrix, torch.empty(rows, n), Into.SWIGLU)
@@ -134,7 +130,7 @@ def test_a_row_does_not_see_its_company_or_the_lanes(builds: Builds, into: Into,
     codes = INTEGER_FORMATS[name].random(160, 192)
     product, n, k, most = builds["machine"], 130, codes.shape[1], 150
     width = n // 2 if into is Into.SWIGLU else n
-    x, before = _rows(most, k), _random(most, width, seed=5)
+    x, before = _rows(most, k), randn(most, width, seed=5)
     matrix, one_by_one = matrix_of(pack_coded(codes), n, k), before.clone()
     for i in range(most):
         product.multiply_int8(x[i : i + 1], matrix, one_by_one[i : i + 1], into, lanes=1)
@@ -147,7 +143,7 @@ def test_a_row_does_not_see_its_company_or_the_lanes(builds: Builds, into: Into,
 
 
 def test_strides_do_not_show_and_nothing_else_is_written(product: Product) -> None:
-    x, matrix = _random(21, 64), matrix_of(_packed(_random(70, 64, seed=4)), 70, 64)
+    x, matrix = randn(21, 64), matrix_of(_packed(randn(70, 64, seed=4)), 70, 64)
     expected = product.multiply_int8(x, matrix, torch.empty(21, 70))
     wide, out = torch.full((21, 80), torch.nan), torch.full((21, 97), 7.0)
     wide[:, :64] = x
@@ -157,7 +153,7 @@ def test_strides_do_not_show_and_nothing_else_is_written(product: Product) -> No
 
 
 def test_no_rows(product: Product) -> None:
-    y = product.multiply_int8(torch.empty(0, 32), matrix_of(_packed(_random(32, 32)), 32, 32), torch.empty(0, 32))
+    y = product.multiply_int8(torch.empty(0, 32), matrix_of(_packed(randn(32, 32)), 32, 32), torch.empty(0, 32))
     assert y.shape == (0, 32)
 
 
@@ -172,7 +168,7 @@ def test_the_largest_sums_are_exact(product: Product) -> None:
 
 @pytest.mark.parametrize("group", [None, 32])
 def test_embeddings(product: Product, group: int | None) -> None:
-    coded = round_to_int8(_random(45, 96), group)
+    coded = round_to_int8(randn(45, 96), group)
     matrix = matrix_of(pack_coded(coded), 45, 96)
     for token in (0, 31, 32, 44):
         assert torch.equal(product.embed(matrix, token), coded.floats()[token])

@@ -10,14 +10,11 @@ import torch
 from tandem_kernels.native.library import Into, Team, linear, load, matrix_of
 from tandem_kernels.native.pack import gate_up_rows, pack_linear, unpack_linear
 from tandem_kernels.native.pack_codes import PackedMatrix
+from tests.kernels.codes import randn
 
 _EPSILON = 2.0**-24
 _SHAPES = [(1, 1), (32, 16), (33, 7), (95, 577), (576, 576), (1003, 130)]
 _ROWS = [0, 1, 2, 5, 13, 15, 29, 64, 141]
-
-
-def _random(*shape: int, seed: int = 3) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def _multiply(
@@ -40,15 +37,10 @@ def _worst_error(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return (weight.shape[1] + 2) * _EPSILON * (x.abs().double() @ weight.abs().double().T + 10)
 
 
-@pytest.fixture(scope="module")
-def team() -> Team:
-    return Team(2)
-
-
 @pytest.mark.parametrize("rows", _ROWS)
 @pytest.mark.parametrize(("n", "k"), _SHAPES)
 def test_store_and_add_are_the_exact_product(team: Team, n: int, k: int, rows: int) -> None:
-    x, weight, bias, before = _random(rows, k), _random(n, k, seed=4), _random(n, seed=5), _random(rows, n, seed=6)
+    x, weight, bias, before = randn(rows, k), randn(n, k, seed=4), randn(n, seed=5), randn(rows, n, seed=6)
     panels, bound = pack_linear(weight), _worst_error(x, weight)
     exact = x.double() @ weight.double().T
     assert (
@@ -64,8 +56,8 @@ def test_store_and_add_are_the_exact_product(team: Team, n: int, k: int, rows: i
 @pytest.mark.parametrize(("n", "k"), [(1, 3), (16, 16), (24, 65), (1536, 576)])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_gate_and_up(team: Team, n: int, k: int, rows: int, has_bias: bool) -> None:
-    x, gate, up = _random(rows, k), _random(n, k, seed=4), _random(n, k, seed=5)
-    gate_bias, up_bias = _random(n, seed=6) * has_bias, _random(n, seed=7) * has_bias
+    x, gate, up = randn(rows, k), randn(n, k, seed=4), randn(n, k, seed=5)
+    gate_bias, up_bias = randn(n, seed=6) * has_bias, randn(n, seed=7) * has_bias
     bias = gate_up_rows(gate_bias[:, None], up_bias[:, None]).flatten() if has_bias else None
     y = _multiply(team, x, pack_linear(gate_up_rows(gate, up)), 2 * n, Into.SWIGLU, torch.empty(rows, n), bias)
     gates, ups = (x.double() @ part.double().T + b for part, b in ((gate, gate_bias), (up, up_bias)))
@@ -89,8 +81,8 @@ def test_gates_of_any_size(team: Team) -> None:
 def test_a_row_does_not_see_its_company_or_the_lanes(n: int, k: int, into: Into) -> None:
     width = n // 2 if into is Into.SWIGLU else n
     most = 300
-    x, panels, before = _random(most, k), pack_linear(_random(n, k, seed=4)), _random(most, width, seed=5)
-    bias = _random(panels.shape[0] * 32, seed=6)
+    x, panels, before = randn(most, k), pack_linear(randn(n, k, seed=4)), randn(most, width, seed=5)
+    bias = randn(panels.shape[0] * 32, seed=6)
     one_by_one = before.clone()
     alone = Team(1)
     for i in range(most):
@@ -105,7 +97,7 @@ def test_a_row_does_not_see_its_company_or_the_lanes(n: int, k: int, into: Into)
 
 def test_strides_do_not_show_and_nothing_else_is_written(team: Team) -> None:
     """Rows that lie a multiple of 4 KiB apart are grouped in another way."""
-    x, panels = _random(61, 50), pack_linear(_random(70, 50, seed=4))
+    x, panels = randn(61, 50), pack_linear(randn(70, 50, seed=4))
     expected = linear(team, x, matrix_of(PackedMatrix(panels), 70, 50), Into.STORE, torch.empty(61, 70))
     for stride in (50, 51, 128, 1024, 2048):
         wide, out = torch.full((61, stride), torch.nan), torch.full((61, 97), 7.0)
@@ -117,7 +109,7 @@ def test_strides_do_not_show_and_nothing_else_is_written(team: Team) -> None:
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (31, 4), (32, 4), (100, 6)])
 def test_unpacking_inverts_packing_and_padding_is_zero(n: int, k: int) -> None:
-    weight = _random(n, k)
+    weight = randn(n, k)
     panels = pack_linear(weight)
     assert panels.shape == (-(-n // 32), k, 32) and panels.is_contiguous()
     assert torch.equal(unpack_linear(panels, n), weight)

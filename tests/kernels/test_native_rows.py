@@ -7,15 +7,12 @@ import torch
 
 from tandem_kernels import reference
 from tandem_kernels.native import library
-
-
-def _random(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(5))
+from tests.kernels.codes import randn
 
 
 @pytest.mark.parametrize("width", [1, 15, 16, 31, 48, 576, 1601])
 def test_norm_is_the_plain_one(width: int) -> None:
-    x, weight = _random(7, width) * 30, _random(width)
+    x, weight = randn(7, width) * 30, randn(width)
     exact = reference.rms_norm(x.double(), weight.double(), 1e-5)
     torch.testing.assert_close(library.rms_norm(x, weight, 1e-5).double(), exact, rtol=1e-6, atol=1e-6)
 
@@ -27,7 +24,7 @@ def test_norm_of_zeros_is_zero() -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(5, 3, 4, 2, 8, 16), (4, 1, 1, 2, 8, 10), (3, 2, 3, 2, 16, 64)])
 def test_digest_is_the_plain_one(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    pool = _random(*shape).to(dtype)
+    pool = randn(*shape).to(dtype)
     blocks, indices = torch.tensor([2, 0, 1]), torch.tensor([4, 9, 0])
     expected = reference.block_digest(pool, blocks, indices, head_start=3)
     assert torch.equal(library.block_digest(pool, blocks, indices, head_start=3), expected)
@@ -35,7 +32,7 @@ def test_digest_is_the_plain_one(dtype: torch.dtype, shape: tuple[int, ...]) -> 
 
 def test_digest_of_nothing_is_nothing() -> None:
     none = torch.tensor([], dtype=torch.int64)
-    assert library.block_digest(_random(2, 3, 1, 2, 8, 16), none, none).shape == (0, 3)
+    assert library.block_digest(randn(2, 3, 1, 2, 8, 16), none, none).shape == (0, 3)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 
 from tandem.kv.layout import KVGroup, KVLayout
 from tandem.runtime.kv_cache import KVCache
-from tandem_kernels.contract import FLOAT8, AttentionBatch, HeadNorms, SamplingRows
+from tandem_kernels.contract import FLOAT8, HeadNorms, SamplingRows
 from tandem_kernels.dispatch import REFERENCE, KernelsUnavailable, kernels_for
 from tandem_kernels.reference import (
     add_rms_norm,
@@ -23,13 +23,13 @@ from tandem_kernels.reference import (
     unpack_blocks,
 )
 from tandem_kernels.reference.philox import uniform
+from tests.kernels.batches import attention_batch
 
 _HEADS, _GROUPS, _DIM, _BLOCK = 4, 2, 16, 8
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
+def _seed() -> None:
     torch.manual_seed(0)
 
 
@@ -128,8 +128,7 @@ def test_attention_reads_float8_as_the_numbers_it_stands_for(dtype: torch.dtype)
     same = plain.layers[1]
     same.key.copy_(kv.key.float() * kv.key_scale[..., None])
     same.value.copy_(kv.value.float() * kv.value_scale[..., None])
-    starts, lens, tables = (torch.tensor(v, dtype=torch.int32) for v in ([0, 1, 4], [17, 20], [[0, 1, 2]] * 2))
-    batch = AttentionBatch(starts, lens, tables, 1, 3)
+    batch = attention_batch([(1, 17), (3, 20)], [[0, 1, 2]] * 2, 1)
     query = torch.randn((4, _HEADS, _DIM)).to(dtype)
     out = paged_attention(query, kv, batch, 0.25)
     assert torch.equal(out, paged_attention(query.float(), same, batch, 0.25).to(dtype))
@@ -138,11 +137,8 @@ def test_attention_reads_float8_as_the_numbers_it_stands_for(dtype: torch.dtype)
 def test_a_place_that_nobody_has_yields_zeros() -> None:
     cache = _cache("float32")
     _write(cache, 12)
-    starts, lens, tables = (
-        torch.tensor(v, dtype=torch.int32) for v in ([0, 1, 2, 3], [12, 0, 2], [[0, 1], [5, 5], [0, 0]])
-    )
-    query = torch.randn((3, _HEADS, _DIM))
-    out = paged_attention(query, cache.layers[1], AttentionBatch(starts, lens, tables, 3, 1), 0.25)
+    batch = attention_batch([(1, 12), (1, 0), (1, 2)], [[0, 1], [5, 5], [0, 0]], 3)
+    out = paged_attention(torch.randn((3, _HEADS, _DIM)), cache.layers[1], batch, 0.25)
     assert not out[1].any()
     assert out[0].any()
     assert out[2].any()

@@ -10,11 +10,6 @@ from tandem_kernels.reference import paged_attention
 from tests.kernels.triton.attention_cases import SCALE, Case, problem_of
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("lens", [(1,), (50,), (15, 16, 17), (1, 40, 2, 33, 1)], ids=str)
 @pytest.mark.parametrize(("heads", "group"), [(2, 1), (1, 8), (2, 3)])
 def test_it_equals_the_reference(lens: tuple[int, ...], heads: int, group: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from dataclasses import dataclass, replace
 
@@ -10,6 +9,7 @@ import torch
 
 from tandem_kernels.contract import FLOAT8, AttentionBatch, LayerKV
 from tandem_kernels.reference import cache_write, paged_attention
+from tests.kernels.batches import attention_batch
 from tests.kernels.triton.tensors import ROUNDOFF
 
 LAYERS, LAYER = 2, 1
@@ -80,17 +80,9 @@ def problem_of(case: Case, device: torch.device, extra_width: int = 0) -> Proble
         cache_write(key, value, kv, slots + places % case.block_size)
         padding = max(needed) + extra_width - count
         tables.append(blocks + rng.choices(range(len(pool)), k=padding))
-    starts = list(itertools.accumulate((rows for rows, _ in case.spans), initial=0))
-    query = torch.randn((starts[-1], case.heads * case.group, case.head_dim)).to(case.dtype)
-    batch = AttentionBatch(
-        query_starts=torch.tensor(starts, dtype=torch.int32, device=device),
-        context_lens=torch.tensor([c for _, c in case.spans], dtype=torch.int32, device=device),
-        block_tables=torch.tensor(tables, dtype=torch.int32, device=device).view(
-            len(tables), max(needed, default=0) + extra_width
-        ),
-        num_decodes=case.num_decodes,
-        max_rows=max((rows for rows, _ in case.spans), default=0),
-    )
+    num_rows = sum(rows for rows, _ in case.spans)
+    query = torch.randn((num_rows, case.heads * case.group, case.head_dim)).to(case.dtype)
+    batch = attention_batch(case.spans, tables, case.num_decodes, device)
     return Problem(query.to(device), on_device(case, pool, device), batch)
 
 

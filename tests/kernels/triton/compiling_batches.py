@@ -30,10 +30,9 @@ SPANS = (
 _DTYPE, _DIM, _HEADS = torch.bfloat16, 128, 8
 
 
-def _linear(outputs: int) -> None:
-    weight, bias = _zeros(outputs, 256), _zeros(outputs)
+def _linear(weight: Weight, bias: torch.Tensor | None = None) -> None:
     for rows in ROWS:
-        BATCH_INVARIANT.linear(_zeros(rows, 256), weight, bias)
+        BATCH_INVARIANT.linear(_zeros(rows, weight.shape[1]), weight, bias)
 
 
 def _attention(*, float8: bool) -> None:
@@ -64,26 +63,14 @@ def _zeros(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=_DTYPE, device="meta")
 
 
-def _linear_of(weight: DeviceCodes) -> None:
-    for rows in ROWS:
-        BATCH_INVARIANT.linear(_zeros(rows, weight.shape[1]), weight, None)
-
-
-def _coded(*matrices: tuple[int, int]) -> list[DeviceCodes]:
+def _coded(n: int, k: int, name: str = "q8_0") -> DeviceCodes:
     with torch.device("meta"):
-        return [weight_of("q8_0", 16 * n, k).split_rows(16) for n, k in matrices]
+        return weight_of(name, n, k)
 
 
-def _linear_of_codes() -> None:
+def _float8(n: int, k: int) -> DeviceCodes:
     with torch.device("meta"):
-        weight = weight_of("q4_k", 96, 256)
-    _linear_of(weight)
-
-
-def _linear_of_float8() -> None:
-    with torch.device("meta"):
-        weight = float8_weight(96, 256)
-    _linear_of(weight)
+        return float8_weight(n, k)
 
 
 def _experts(*matrices: Weight) -> None:
@@ -93,14 +80,14 @@ def _experts(*matrices: Weight) -> None:
 
 
 FAMILIES: dict[str, Callable[[], None]] = {
-    "linear": lambda: _linear(96),
-    "wide-linear": lambda: _linear(20_000),
+    "linear": lambda: _linear(_zeros(96, 256), _zeros(96)),
+    "wide-linear": lambda: _linear(_zeros(20_000, 256), _zeros(20_000)),
     "attention": lambda: _attention(float8=False),
     "float8-attention": lambda: _attention(float8=True),
-    "linear-of-codes": _linear_of_codes,
-    "linear-of-float8": _linear_of_float8,
+    "linear-of-codes": lambda: _linear(_coded(96, 256, "q4_k")),
+    "linear-of-float8": lambda: _linear(_float8(96, 256)),
     "experts": lambda: _experts(_zeros(16, 2 * 192, 256), _zeros(16, 256, 192)),
-    "experts-of-codes": lambda: _experts(*_coded((2 * 192, 256), (256, 192))),
+    "experts-of-codes": lambda: _experts(*(_coded(16 * n, k).split_rows(16) for n, k in ((2 * 192, 256), (256, 192)))),
     "norm": _norm,
     "gate": _gate,
     "rope": _rope,

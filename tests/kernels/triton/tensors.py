@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import torch
 
-from tandem_kernels.contract import FLOAT8, HeadNorms, LayerKV, SamplingRows
+from tandem_kernels.contract import FLOAT8, FLOAT8_MAX, HeadNorms, LayerKV, SamplingRows
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64}
 
@@ -16,6 +16,14 @@ ROUNDOFF = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 3) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def rounded_rows(x: torch.Tensor) -> torch.Tensor:
+    """Rows rounded to float8 in groups of 128, as float32."""
+    groups = [group.float() for group in x.split(128, 1)]
+    scales = [group.abs().amax(1, keepdim=True) / FLOAT8_MAX for group in groups]
+    scales = [torch.where(scale > 0, scale, 1.0) for scale in scales]
+    return torch.cat([(g / s).to(FLOAT8).float() * s for g, s in zip(groups, scales, strict=True)], 1)
 
 
 def on(device: torch.device, value: LayerKV | HeadNorms | SamplingRows) -> LayerKV | HeadNorms | SamplingRows:

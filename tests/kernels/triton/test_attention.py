@@ -14,6 +14,7 @@ from tandem_kernels.contract import AttentionBatch, LayerKV
 from tandem_kernels.triton import decode_attention, prefill_attention
 from tandem_kernels.triton.attention import paged_attention
 from tests.covering import covering
+from tests.kernels.batches import attention_batch
 from tests.kernels.triton.attention_cases import (
     LAYERS,
     SCALE,
@@ -115,16 +116,15 @@ def test_one_row(num_decodes: int, device: torch.device) -> None:
     check(problem_of(case, device))
 
 
-def _shorten_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have contexts of a few hundred tokens several slices, each of two tiles."""
-    monkeypatch.setattr(
-        decode_attention, "TILES", dict.fromkeys(decode_attention.TILES, decode_attention.DecodeTiles(32, 64, 4, 3))
-    )
+def shorten_slices(monkeypatch: pytest.MonkeyPatch, block_n: int = 32, slice_tokens: int = 64) -> None:
+    """Have contexts of a few hundred tokens several slices, each of two tiles unless other sizes are given."""
+    tiles = decode_attention.DecodeTiles(block_n, slice_tokens, 4, 3)
+    monkeypatch.setattr(decode_attention, "TILES", dict.fromkeys(decode_attention.TILES, tiles))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_part_of_several_slices(dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    _shorten_slices(monkeypatch)
+    shorten_slices(monkeypatch)
     monkeypatch.setattr(decode_attention, "_PARTS_OF_ALL_HEADS", 2)
     # Four slices and a half; the last whole; one token in the fifth; none in the second part; a chunk across slices.
     spans = ((1, 288), (1, 256), (1, 257), (1, 64), (3, 130))
@@ -133,7 +133,7 @@ def test_a_part_of_several_slices(dtype: torch.dtype, device: torch.device, monk
 
 
 def test_the_programs_of_a_launch_do_not_matter(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    _shorten_slices(monkeypatch)
+    shorten_slices(monkeypatch)
     case = Case(((1, 275), (1, 75), (2, 200)), 2, 1, 4, 128, 32, torch.bfloat16)
     problem = problem_of(case, device)
     many = run(problem)
@@ -146,7 +146,7 @@ def test_the_programs_of_a_launch_do_not_matter(device: torch.device, monkeypatc
 def test_partial_results_take_no_more_than_there_is_room_for(
     spans: tuple[tuple[int, int], ...], device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _shorten_slices(monkeypatch)
+    shorten_slices(monkeypatch)
     max_rows = max(rows for rows, _ in spans)
     case = Case(spans, len(spans) if max_rows == 1 else 0, 1, 2, 128, 32, torch.bfloat16)
     problem = problem_of(case, device)
@@ -184,18 +184,11 @@ def test_a_row_does_not_depend_on_its_batch(device: torch.device) -> None:
     case = Case(((1, 0), (1, 700), (1, 40), (40, 90), (70, 70)), 3, dtype=torch.bfloat16)
     problem = problem_of(case, device)
     together = run(problem)
-    batch = problem.batch
     starts = [0, 1, 2, 3, 43, 113]
-    for i, (rows, _) in enumerate(case.spans):
+    for i, span in enumerate(case.spans):
         mine = slice(starts[i], starts[i + 1])
-        width = -(-case.spans[i][1] // case.block_size) or 1
-        alone = AttentionBatch(
-            query_starts=torch.tensor([0, rows], dtype=torch.int32, device=device),
-            context_lens=batch.context_lens[i : i + 1],
-            block_tables=batch.block_tables[i : i + 1, :width],
-            num_decodes=int(i < case.num_decodes),
-            max_rows=rows,
-        )
+        table = problem.batch.block_tables[i : i + 1, : -(-span[1] // case.block_size) or 1]
+        alone = attention_batch([span], table, int(i < case.num_decodes), device)
         assert torch.equal(paged_attention(problem.query[mine], problem.kv, alone, SCALE), together[mine])
 
 
@@ -208,13 +201,7 @@ def test_a_row_does_not_depend_on_where_its_chunk_begins(device: torch.device) -
     whole = run(problem)
     chunks = []
     for start, stop in itertools.pairwise([first, first + 17, first + 54, first + count]):
-        part = AttentionBatch(
-            query_starts=torch.tensor([0, stop - start], dtype=torch.int32, device=device),
-            context_lens=torch.tensor([stop], dtype=torch.int32, device=device),
-            block_tables=problem.batch.block_tables,
-            num_decodes=0,
-            max_rows=stop - start,
-        )
+        part = attention_batch([(stop - start, stop)], problem.batch.block_tables, 0, device)
         chunks.append(paged_attention(problem.query[start - first : stop - first], problem.kv, part, SCALE))
     assert torch.equal(torch.cat(chunks), whole)
 

@@ -7,15 +7,15 @@ import itertools
 import pytest
 import torch
 
-from tandem_kernels.contract import FLOAT8, FLOAT8_MAX, ExpertRouting
-from tandem_kernels.device_codes import DeviceCodes, to_device_codes
+from tandem_kernels.contract import ExpertRouting
+from tandem_kernels.device_codes import to_device_codes
 from tandem_kernels.dispatch import REFERENCE
 from tandem_kernels.reference.coded import CodedMatrix, NumberFormat, ScaleFormat, Scales, round_to_float8
 from tandem_kernels.reference.experts import mix_experts
 from tandem_kernels.triton import BATCH_INVARIANT, KERNELS
 from tests.covering import covering
 from tests.kernels.codes import FORMATS
-from tests.kernels.triton.tensors import DTYPES, randn
+from tests.kernels.triton.tensors import DTYPES, randn, rounded_rows
 
 _EVERY = [
     case
@@ -26,15 +26,11 @@ _SOME = covering(_EVERY)
 _GRID = [*_SOME, *(pytest.param(*case, marks=pytest.mark.nightly) for case in _EVERY if case not in _SOME)]
 
 
-def _held(matrix: CodedMatrix, device: torch.device) -> DeviceCodes:
-    return to_device_codes(matrix, device)
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_device_has_the_bits_of_the_file(name: str, device: torch.device) -> None:
     """Numbers of two to four bits take four, others eight."""
     matrix = FORMATS[name].random(10, 512)
-    held = _held(matrix, device)
+    held = to_device_codes(matrix, device)
     assert torch.equal(held.floats(), matrix.floats())
     bits = 4 if matrix.numbers.bits <= 4 else 8
     assert held.data.nbytes == 10 * matrix.shape[1] * bits // 8
@@ -62,7 +58,7 @@ def test_products_are_those_of_the_restored_weights(
 @pytest.mark.parametrize("name", ["q4_k", "nvfp4", "fp8 of 64"])
 def test_a_row_has_the_same_bits_in_any_company(name: str, device: torch.device) -> None:
     matrix = FORMATS[name].random(70, 256)
-    x, weight = randn(150, matrix.shape[1], dtype=torch.bfloat16).to(device), _held(matrix, device)
+    x, weight = randn(150, matrix.shape[1], dtype=torch.bfloat16).to(device), to_device_codes(matrix, device)
     together = BATCH_INVARIANT.linear(x, weight, None)
     for start, stop in ((0, 1), (17, 18), (5, 69), (1, 150)):
         assert torch.equal(BATCH_INVARIANT.linear(x[start:stop], weight, None), together[start:stop])
@@ -94,7 +90,7 @@ def test_mixtures_are_those_of_the_restored_experts(
     # Gates are about 1.
     x = (randn(rows, inputs) / (16 * gate_up.floats().std())).to(dtype)
     chosen, weights = REFERENCE.route(randn(rows, experts, seed=6).float(), None, ExpertRouting(2))
-    split = [_held(matrix, device).split_rows(experts) for matrix in (gate_up, down)]
+    split = [to_device_codes(matrix, device).split_rows(experts) for matrix in (gate_up, down)]
     got = kernels.mix_experts(x.to(device), chosen.to(device), weights.to(dtype).to(device), *split)
     restored = [matrix.floats().to(dtype).view(experts, -1, matrix.shape[1]).to(device) for matrix in (gate_up, down)]
     expected = kernels.mix_experts(x.to(device), chosen.to(device), weights.to(dtype).to(device), *restored)
@@ -105,7 +101,7 @@ def test_mixtures_are_those_of_the_restored_experts(
 
 
 def test_what_it_does_not_multiply_is_refused(device: torch.device) -> None:
-    weight = _held(FORMATS["q4_0"].random(3, 64), device)
+    weight = to_device_codes(FORMATS["q4_0"].random(3, 64), device)
     x = torch.zeros(2, 64, device=device)
     for linear in (KERNELS.linear, BATCH_INVARIANT.linear):
         with pytest.raises(ValueError, match=r"rows \(2, 32\) times a weight \(3, 64\)"):
@@ -128,14 +124,6 @@ def _float8(name: str) -> CodedMatrix:
     return CodedMatrix(NumberFormat.E4M3, FORMATS["fp8 of 64"].random(70, 384).codes[:, :width].contiguous(), scales)
 
 
-def _rounded(x: torch.Tensor) -> torch.Tensor:
-    """Return rows of float32 rounded to float8 in groups of 128."""
-    groups = [group.float() for group in x.split(128, 1)]
-    scales = [group.abs().amax(1, keepdim=True) / FLOAT8_MAX for group in groups]
-    scales = [torch.where(scale > 0, scale, 1.0) for scale in scales]
-    return torch.cat([(g / s).to(FLOAT8).float() * s for g, s in zip(groups, scales, strict=True)], 1)
-
-
 @pytest.mark.parametrize("rows", [1, 40])
 @pytest.mark.parametrize("kind", ["f32", "bf16"])
 @pytest.mark.parametrize("name", _ROUNDED)
@@ -144,11 +132,11 @@ def test_rows_are_rounded_to_float8(name: str, kind: str, rows: int, device: tor
     x, bias = randn(rows, matrix.shape[1], dtype=dtype), randn(70, dtype=dtype, seed=5)
     x[0, :50] = 0
     x[-1, -50:] *= 1e4
-    weight = _held(matrix, device).with_rounded_rows()
+    weight = to_device_codes(matrix, device).with_rounded_rows()
     assert weight.rounds_rows
     got = KERNELS.linear(x.to(device), weight, bias.to(device))
-    exact = _rounded(x).double() @ matrix.floats().double().T + bias.double()
-    scale = _rounded(x).double().abs() @ matrix.floats().double().abs().T + bias.double().abs()
+    exact = rounded_rows(x).double() @ matrix.floats().double().T + bias.double()
+    scale = rounded_rows(x).double().abs() @ matrix.floats().double().abs().T + bias.double().abs()
     assert bool(((got.cpu().double() - exact).abs() <= (1e-4 if kind == "f32" else 2.0**-8) * scale).all())
     plain = x.double() @ matrix.floats().double().T + bias.double()
     assert bool(((plain - exact).abs() > 1e-4 * scale).any()), "nothing was rounded"
@@ -159,14 +147,14 @@ def test_rows_are_rounded_to_float8(name: str, kind: str, rows: int, device: tor
 def test_mixtures_round_rows_too(device: torch.device) -> None:
     experts, inner = 3, 160
     matrices = [round_to_float8(randn(experts * n, k, seed=n) / 16) for n, k in ((2 * inner, 256), (256, inner))]
-    held = [_held(matrix, device).with_rounded_rows().split_rows(experts) for matrix in matrices]
+    held = [to_device_codes(matrix, device).with_rounded_rows().split_rows(experts) for matrix in matrices]
     x = randn(9, 256)
     chosen, weights = REFERENCE.route(randn(9, experts, seed=6), None, ExpertRouting(2))
     got = KERNELS.mix_experts(x.to(device), chosen.to(device), weights.to(device), *held)
     floats = [matrix.floats().view(experts, -1, matrix.shape[1]) for matrix in matrices]
 
     def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return _rounded(rows) @ weight.T
+        return rounded_rows(rows) @ weight.T
 
     expected = mix_experts(x, chosen, weights, *floats, linear=linear, silu_mul=REFERENCE.silu_mul)
     # A number between the two may fall to the other side of a tie.
@@ -176,7 +164,7 @@ def test_mixtures_round_rows_too(device: torch.device) -> None:
 
 def test_only_float8_in_whole_groups_rounds_rows(device: torch.device) -> None:
     for name in ("fp8 of 64", "nvfp4", "q8_0"):
-        assert not _held(FORMATS[name].random(2, 256), device).with_rounded_rows().rounds_rows
+        assert not to_device_codes(FORMATS[name].random(2, 256), device).with_rounded_rows().rounds_rows
 
 
 def test_float64_is_multiplied_in_floats(device: torch.device) -> None:

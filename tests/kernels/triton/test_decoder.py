@@ -27,8 +27,8 @@ from tandem.runtime.models.decoder import Decoder
 from tandem.sched.state.step_plan import ScheduledSlice
 from tandem_kernels.dispatch import REFERENCE, Kernels, triton_kernels
 from tandem_kernels.reference import block_digest
-from tandem_kernels.triton import decode_attention
 from tests.golden.steps import generate
+from tests.kernels.triton.test_attention import shorten_slices
 
 _CPU = torch.device("cpu")
 
@@ -94,14 +94,14 @@ def _batch(*pieces: tuple[int, int, int]) -> Batch:
     return build_batch(slices, tokens, _BLOCK_SIZE)
 
 
-def _on(device: torch.device, batch: Batch) -> Batch:
+def on_device(device: torch.device, batch: Batch) -> Batch:
     attention = batch.attention
     moved = {name: getattr(attention, name).to(device) for name in ("query_starts", "context_lens", "block_tables")}
     rows = {name: getattr(batch, name).to(device) for name in ("tokens", "positions", "slots")}
     return replace(batch, attention=replace(attention, **moved), **rows)
 
 
-def _stream(device: torch.device) -> DeviceStream:
+def stream_of(device: torch.device) -> DeviceStream:
     return DeviceStream() if device.type == "cpu" else CudaStream(device)
 
 
@@ -121,7 +121,7 @@ def _load(
     layout = KVLayout(_BLOCK_SIZE, (KVGroup(config.num_layers, config.kv_heads, config.head_dim, plane),))
     with Checkpoint(directory, dtype, device) as checkpoint:
         return Decoder(config, checkpoint, kernels=kernels), KVCache(
-            layout, _BLOCKS, kernels.block_digest, aside=_stream(device)
+            layout, _BLOCKS, kernels.block_digest, aside=stream_of(device)
         )
 
 
@@ -129,7 +129,7 @@ def _logits(
     directory: Path, dtype: torch.dtype, plane: str, kernels: Kernels, device: torch.device = _CPU
 ) -> torch.Tensor:
     decoder, cache = _load(directory, dtype, plane, kernels, device)
-    rows = [decoder.logits(decoder.forward(_on(device, _batch(*pieces)), cache)) for pieces in _STEPS]
+    rows = [decoder.logits(decoder.forward(on_device(device, _batch(*pieces)), cache)) for pieces in _STEPS]
     return torch.cat(rows).cpu().double()
 
 
@@ -178,9 +178,7 @@ def test_a_token_has_the_same_bits_in_whatever_chunk_and_company(
     """Its logits, and those of all before it, which are made from the KV that each way has written. Half types would
     hide most of what differs."""
     # Parts of so few tokens that other kernels split these contexts.
-    monkeypatch.setattr(
-        decode_attention, "TILES", dict.fromkeys(decode_attention.TILES, decode_attention.DecodeTiles(16, 16, 4, 3))
-    )
+    shorten_slices(monkeypatch, 16, 16)
     load = models[model], torch.float32, plane
     found = [_first_sequence(schedule, *load, triton_kernels(batch_invariant=True), device) for schedule in _SCHEDULES]
     assert found[0].shape == (19, _VOCAB)
@@ -198,7 +196,7 @@ def _first_sequence(
     decoder, cache = _load(directory, dtype, plane, kernels, device)
     found = []
     for pieces in schedule:
-        logits = decoder.logits(decoder.forward(_on(device, _batch(*pieces)), cache))
+        logits = decoder.logits(decoder.forward(on_device(device, _batch(*pieces)), cache))
         rows = logits.split([stop - start for _, start, stop in pieces])
         found.append(rows[[seq for seq, *_ in pieces].index(0)])
     return torch.cat(found).cpu()
@@ -215,7 +213,7 @@ def test_tokens_of_overlapping_steps(models: dict[str, Path], temperature: float
     outputs = []
     for kernels, place in ((REFERENCE, _CPU), (triton_kernels(), device)):
         decoder, cache = _load(models["qwen3"], torch.float32, "float32", kernels, place)
-        executor = compose_executor(decoder, cache, kernels, _stream(place), engine, None)
+        executor = compose_executor(decoder, cache, kernels, stream_of(place), engine, None)
         outputs.append(generate(executor, _PROMPTS, 4, chunk=12, chained=True, stagger=1, params=params))
         written = cache.pool.cpu()
         blocks = [BlockId(block) for block in range(_BLOCKS)]

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tandem_kernels.contract import AttentionBatch
-from tandem_kernels.triton import decode_attention
 from tandem_kernels.triton.attention import paged_attention, row_attention
+from tests.kernels.batches import attention_batch
 from tests.kernels.triton.attention_cases import SCALE, Case, Problem, assert_close, problem_of
+from tests.kernels.triton.test_attention import shorten_slices
 
 _SPANS = (((1, 1), (1, 300), (1, 0), (17, 40), (70, 70), (1, 33), (5, 258)), 3)
 _KINDS = [
@@ -56,9 +56,7 @@ def test_a_row_has_the_same_bits_in_any_chunk_and_company(
 ) -> None:
     """The last rows of a context at once, in pieces, and as decodes; alone and beside another sequence."""
     # Parts of so few tokens that the usual way splits these contexts.
-    monkeypatch.setattr(
-        decode_attention, "TILES", dict.fromkeys(decode_attention.TILES, decode_attention.DecodeTiles(32, 32, 4, 3))
-    )
+    shorten_slices(monkeypatch, 32, 32)
     whole = problem_of(_case(kind, ((_ROWS, 200), (1, 120)), 0, heads=1), device)
     rows = _run(whole)[:_ROWS]
     for sizes in ((40,), (1, 7, 32), (16, 24), (1, 1, 37, 1)):
@@ -90,20 +88,12 @@ def test_what_a_row_does_not_see_leaves_no_trace(dtype: torch.dtype, device: tor
 
 def _part(whole: Problem, start: int, stop: int, *, with_other: bool) -> Problem:
     """Rows [start, stop) of the first sequence, behind a decode of the second or alone."""
-    device, batch = whole.query.device, whole.batch
-    order = [1, 0] if with_other else [0]
-    contexts = batch.context_lens[order].clone()
-    contexts[-1] -= _ROWS - stop
-    size = stop - start
-    starts = [0, 1, 1 + size] if with_other else [0, size]
-    query = torch.cat((whole.query[_ROWS:], whole.query[start:stop])) if with_other else whole.query[start:stop]
-    part = AttentionBatch(
-        query_starts=torch.tensor(starts, dtype=torch.int32, device=device),
-        context_lens=contexts,
-        block_tables=batch.block_tables[order].contiguous(),
-        num_decodes=len(order) if size == 1 else len(order) - 1,
-        max_rows=size,
-    )
+    size, contexts = stop - start, whole.batch.context_lens.tolist()
+    spans, query, order = [(size, contexts[0] - (_ROWS - stop))], whole.query[start:stop], [0]
+    if with_other:
+        spans, query, order = [(1, contexts[1]), *spans], torch.cat((whole.query[_ROWS:], query)), [1, 0]
+    num_decodes = len(order) if size == 1 else len(order) - 1
+    part = attention_batch(spans, whole.batch.block_tables[order].contiguous(), num_decodes, query.device)
     return replace(whole, query=query, batch=part)
 
 

@@ -12,17 +12,16 @@ import torch
 from tandem.core.ids import BlockId, SeqId
 from tandem.kv.layout import KVGroup, KVLayout
 from tandem.runtime.checkpoint import Checkpoint
-from tandem.runtime.cuda_stream import CudaStream
-from tandem.runtime.device_stream import DeviceStream
 from tandem.runtime.input_batch import build_batch
 from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.model_config import read_model_config
 from tandem.runtime.models.decoder import Decoder, Linear, MixtureMlp
 from tandem.sched.state.step_plan import ScheduledSlice
-from tandem_kernels.contract import FLOAT8, FLOAT8_MAX
 from tandem_kernels.device_codes import DeviceCodes
 from tandem_kernels.dispatch import REFERENCE, Kernels, Weight, triton_kernels
 from tandem_kernels.reference.coded import round_to_float8
+from tests.kernels.triton.tensors import rounded_rows
+from tests.kernels.triton.test_decoder import on_device, stream_of
 from tests.stored_formats import FP8
 
 # Where a GPU is lent there may be none of the packages that only servers need.
@@ -55,16 +54,10 @@ def _decoder(directory: Path, kernels: Kernels, device: torch.device, quantizati
 def _logits(decoder: Decoder, kernels: Kernels, device: torch.device) -> torch.Tensor:
     config = decoder.config
     layout = KVLayout(16, (KVGroup(config.num_layers, config.kv_heads, config.head_dim, "float32"),))
-    cache = KVCache(
-        layout, 2, kernels.block_digest, aside=DeviceStream() if device.type == "cpu" else CudaStream(device)
-    )
+    cache = KVCache(layout, 2, kernels.block_digest, aside=stream_of(device))
     piece = ScheduledSlice(SeqId(0), 0, _ROWS, (), (BlockId(1),), None)
     batch = build_batch([piece], [_MODELS.random_prompt(_ROWS, 3)], 16)
-    attention = batch.attention
-    moved = {name: getattr(attention, name).to(device) for name in ("query_starts", "context_lens", "block_tables")}
-    rows = {name: getattr(batch, name).to(device) for name in ("tokens", "positions", "slots")}
-    batch = replace(batch, attention=replace(attention, **moved), **rows)
-    return decoder.logits(decoder.forward(batch, cache)).cpu().double()
+    return decoder.logits(decoder.forward(on_device(device, batch), cache)).cpu().double()
 
 
 def _distance(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -105,12 +98,6 @@ def test_fp8_leaves_other_formats_as_they_are(tmp_path: Path, device: torch.devi
     assert _distance(_logits(_decoder(directory, kernels, device, "fp8"), kernels, device), exact) < 1e-4
 
 
-def _round_to_float8(x: torch.Tensor) -> torch.Tensor:
-    """Return rows rounded to float8 in groups of 128, as float32."""
-    groups = [(group, group.abs().amax(1, keepdim=True) / FLOAT8_MAX) for group in x.split(128, 1)]
-    return torch.cat([(group / scale).to(FLOAT8).float() * scale for group, scale in groups], 1)
-
-
 @pytest.mark.parametrize("is_stored", [False, True])
 def test_fp8_rounds_rows_and_floats(tmp_path: Path, is_stored: bool, device: torch.device) -> None:
     """Float8 weights stay as they are and floats are rounded; the head and embeddings are not."""
@@ -127,7 +114,7 @@ def test_fp8_rounds_rows_and_floats(tmp_path: Path, is_stored: bool, device: tor
         if weight.shape == head.weight.shape:
             return REFERENCE.linear(x, weight, bias)
         matrix = weight if is_stored else round_to_float8(weight).floats()
-        return REFERENCE.linear(_round_to_float8(x), matrix, bias)
+        return REFERENCE.linear(rounded_rows(x), matrix, bias)
 
     rounded = replace(REFERENCE, linear=linear)
     expected = _logits(_decoder(directory, rounded, _CPU), rounded, _CPU)

@@ -38,9 +38,15 @@ REQUEST = Request(
 )
 
 
-def engine() -> Engine:
-    limits = SchedulerLimits(max_num_batched_tokens=4, max_num_seqs=4, max_model_len=64, digest_handoffs=False)
-    return Engine(BlockPool(12, 2), limits, HandoffConfig(), "model")
+def engine(pool: BlockPool | None = None, budget: int = 4) -> Engine:
+    """An engine of steps of `budget` tokens at most, in blocks of two tokens unless a pool is given."""
+    limits = SchedulerLimits(max_num_batched_tokens=budget, max_num_seqs=4, max_model_len=64, digest_handoffs=False)
+    return Engine(pool or BlockPool(12, 2), limits, HandoffConfig(), "model")
+
+
+def request(name: str, prompt: range, max_tokens: int) -> Request:
+    sampling = SamplingParams(max_tokens=max_tokens)
+    return Request(id=RequestId(name), model="m", prompt_tokens=tuple(prompt), sampling=sampling)
 
 
 def generate(attempt: int = 1, choice: int = 0) -> GenerateJob:
@@ -253,8 +259,7 @@ def test_blocks_that_may_be_read_are_not_reused(how: str, is_released: bool) -> 
     effects += e.revoke_lease(KEY, 1.0) if "recall" in how else []
     assert [(x.consumer, x.key) for x in effects if isinstance(x, SendHandoffEnded)] == [(OTHER, KEY)]
     assert e.live_jobs() == [] and e.books().num_leased_blocks == 4
-    other = replace(REQUEST, id=RequestId("other"), prompt_tokens=tuple(range(20, 32)))
-    e.submit(GenerateJob(request=other, attempt=1), 1.0)
+    e.submit(GenerateJob(request=request("other", range(20, 32), 3), attempt=1), 1.0)
     used: set[BlockId] = set()
     while (plan := e.begin(2.0)[0]) is not None:
         used.update(block for piece in plan.slices for block in piece.blocks)
@@ -364,12 +369,8 @@ def test_a_handoff_that_the_source_ends(kind: ErrorKind, event: object) -> None:
 def test_a_read_waits_for_what_its_blocks_are_copied_out(is_cancelled: bool) -> None:
     """Fill the pool with another prompt's blocks, which host memory is to keep: no read may write into them before the
     end of the step that copies them out, although that step computes nothing."""
-    limits = SchedulerLimits(max_num_batched_tokens=16, max_num_seqs=4, max_model_len=64, digest_handoffs=False)
-    e = Engine(BlockPool(5, 2, num_host_slots=5), limits, HandoffConfig(), "model")
-    other = replace(
-        REQUEST, id=RequestId("o"), prompt_tokens=tuple(range(20, 30)), sampling=SamplingParams(max_tokens=0)
-    )
-    e.submit(GenerateJob(request=other, attempt=1), 0.0)
+    e = engine(BlockPool(5, 2, num_host_slots=5), 16)
+    e.submit(GenerateJob(request=request("o", range(20, 30), 0), attempt=1), 0.0)
     step(e)
     e.submit(resume(), 0.0)
     e.announced(offer(0, 4, 50), 1.0)

@@ -68,6 +68,10 @@ class Node:
                 return
             self.take(self.engine.finish(self.executor.execute(plan), self.now))
 
+    def compute(self, prompt: Sequence[int] = PROMPT) -> None:
+        self.submit(prompt)
+        self.run()
+
     def arrive(self, read: ReadFiles, first: int, number: int, *, is_over: bool, seconds: float = 0.0) -> None:
         """Put the next `number` blocks of a read of PROMPT from block `first` on into their slots, and report them."""
         source = KVStore(4, SIZE)
@@ -141,8 +145,7 @@ def test_a_job_that_is_cancelled_waits_no_more(node: Node) -> None:
     assert node.engine.is_idle and node.engine.next_deadline() == float("inf")
     node.arrive(node.reads[0], 0, 4, is_over=True)
     assert node.engine.books().num_host_blocks == 4, "others may use it"
-    node.submit()
-    node.run()
+    node.compute()
     assert [end.num_cached_tokens for end in node.ends()] == [8]
 
 
@@ -154,18 +157,15 @@ def test_what_takes_longer_to_read_than_to_compute_is_not_read(node: Node) -> No
     assert node.engine.live_jobs() == []
     for number in range(10, 14):
         node.engine.files_changed(chain_hashes(root_hash("model", SIZE, ""), (number,) * 9, SIZE), ())
-        node.submit((number,) * 9)
-        node.run()
+        node.compute((number,) * 9)
     assert len(node.reads) == 1 and len(node.ends()) == 5
 
 
 def test_only_the_blocks_behind_the_cached_ones_are_read_and_those_stay() -> None:
     small = Node(num_blocks=8, num_host_slots=3)
-    small.submit(PROMPT[:5])
-    small.run()
+    small.compute(PROMPT[:5])
     small.engine.files_changed(HASHES, ())
-    small.submit((40,) * 15)
-    small.run()
+    small.compute((40,) * 15)
     assert small.engine.books().num_host_blocks == 2, "the first two blocks were pushed out"
     small.submit()
     (read,) = small.reads
@@ -177,11 +177,9 @@ def test_only_the_blocks_behind_the_cached_ones_are_read_and_those_stay() -> Non
 
 def test_blocks_are_written_once_from_host_memory_and_few_at_a_time() -> None:
     node = Node(num_blocks=40, num_host_slots=64)
-    node.submit(range(75))
-    node.run()
+    node.compute(range(75))
     assert not node.writes, "all are in device memory"
-    node.submit(range(100, 175))
-    node.run()
+    node.compute(range(100, 175))
     written = [write for effect in node.writes for write in effect.writes]
     assert 0 < len(written) <= MAX_OPEN_WRITES
     pending = list(written)
@@ -197,10 +195,8 @@ def test_blocks_are_written_once_from_host_memory_and_few_at_a_time() -> None:
 
 def test_a_block_that_cannot_be_written_is_tried_again_after_a_while() -> None:
     node = Node(num_blocks=8, num_host_slots=8)
-    node.submit((40,) * 15)
-    node.run()
-    node.submit((50,) * 15)
-    node.run()
+    node.compute((40,) * 15)
+    node.compute((50,) * 15)
     ((slot, block_hash), *others) = node.writes.pop().writes
     node.take(node.engine.file_written(slot, block_hash, node.now, is_done=False))
     for each in others:

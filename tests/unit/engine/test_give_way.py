@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import math
 
-from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed, MigrationOffered
-from tandem.core.ids import HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
-from tandem.core.request import GenerateJob, PrefillJob, Request, SamplingParams
+from tandem.core.ids import HandoffId, HandoffKey, Incarnation, JobKey, WorkerId, WorkerRef
+from tandem.core.request import GenerateJob, PrefillJob
 from tandem.engine.effects import Effect
 from tandem.engine.engine import Engine
 from tandem.kv.block_pool import BlockPool
-from tandem.sched.state.limits import SchedulerLimits
-from tests.unit.engine.test_engine import events, finish
+from tests.unit.engine.test_engine import engine, events, finish, request
 
 CONSUMER = WorkerRef(WorkerId("consumer"), Incarnation(1), "consumer:1")
-LIMITS = SchedulerLimits(max_num_batched_tokens=64, max_num_seqs=8, max_model_len=64, digest_handoffs=False)
-
-
-def engine(num_blocks: int) -> Engine:
-    return Engine(BlockPool(num_blocks, 2), LIMITS, HandoffConfig(), "m")
-
-
-def request(name: str, first: int, num_prompt: int, max_tokens: int) -> Request:
-    prompt = tuple(range(first, first + num_prompt))
-    return Request(id=RequestId(name), model="m", prompt_tokens=prompt, sampling=SamplingParams(max_tokens=max_tokens))
 
 
 def generate(name: str, first: int) -> GenerateJob:
-    return GenerateJob(request=request(name, first, 5, 18), attempt=1)
+    return GenerateJob(request=request(name, range(first, first + 5), 18), attempt=1)
 
 
 def until_stuck(e: Engine) -> list[Effect]:
@@ -52,7 +40,7 @@ def drained(e: Engine) -> dict[JobKey, HandoffKey]:
 
 
 def test_the_youngest_is_given_back_and_the_others_go_on() -> None:
-    e = engine(12)
+    e = engine(BlockPool(12, 2), 64)
     jobs = [generate(name, 100 * index) for index, name in enumerate("abc")]
     for job in jobs:
         e.submit(job, 1.0)
@@ -68,9 +56,9 @@ def test_the_youngest_is_given_back_and_the_others_go_on() -> None:
 
 
 def test_nobody_is_given_back_where_a_prefill_is_about_to_be_taken() -> None:
-    e = engine(14)
+    e = engine(BlockPool(14, 2), 64)
     offer = HandoffKey(HandoffId("h"), 1)
-    e.submit(PrefillJob(request=request("p", 300, 16, 9), attempt=1, handoff=offer.handoff), 1.0)
+    e.submit(PrefillJob(request=request("p", range(300, 316), 9), attempt=1, handoff=offer.handoff), 1.0)
     finish(e, e.begin(1.0)[0], 50)
     e.follow(offer, CONSUMER, 1.0)
     e.submit(generate("a", 0), 1.0)
@@ -82,7 +70,7 @@ def test_nobody_is_given_back_where_a_prefill_is_about_to_be_taken() -> None:
 
 
 def test_it_need_not_look_each_time_once_all_that_runs_is_offered() -> None:
-    e = engine(12)
+    e = engine(BlockPool(12, 2), 64)
     e.submit(generate("a", 0), 1.0)
     finish(e, e.begin(1.0)[0], 50)
     before = e.next_deadline()

@@ -5,25 +5,18 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Failed, JobEvent, SampledToken
-from tandem.core.ids import BlockId, HandoffId, RequestId
-from tandem.core.request import GenerateJob, Request, ResumeJob, SamplingParams
+from tandem.core.ids import BlockId, HandoffId
+from tandem.core.request import GenerateJob, ResumeJob
 from tandem.engine.effects import Effect, StartRead
 from tandem.engine.engine import Engine
 from tandem.kv.block_pool import BlockPool
 from tandem.kv.handoff import Announcement, BlockDigest
-from tandem.sched.state.limits import SchedulerLimits
-from tests.unit.engine.test_engine import OTHER, finish, step
+from tests.unit.engine.test_engine import OTHER, engine, finish, request, step
 
 SIZE = 2
 NUM_BLOCKS = 16
-
-
-def request(name: str, prompt: range, max_tokens: int) -> Request:
-    sampling = SamplingParams(max_tokens=max_tokens)
-    return Request(id=RequestId(name), model="m", prompt_tokens=tuple(prompt), sampling=sampling)
 
 
 MOVES = ResumeJob(
@@ -39,14 +32,13 @@ MOVES = ResumeJob(
 def full_of_prefixes() -> tuple[Engine, BlockPool]:
     """Build an engine with a host cache and a pool that is full of cached blocks."""
     pool = BlockPool(NUM_BLOCKS, SIZE, num_host_slots=8)
-    limits = SchedulerLimits(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64, digest_handoffs=False)
-    engine = Engine(pool, limits, HandoffConfig(), "m")
+    e = engine(pool, 64)
     for first in (100, 200):
         prompt = range(first, first + NUM_BLOCKS)
-        engine.submit(GenerateJob(request=request(f"f{first}", prompt, 1), attempt=1), 0.0)
-        step(engine)
+        e.submit(GenerateJob(request=request(f"f{first}", prompt, 1), attempt=1), 0.0)
+        step(e)
     assert pool.num_cached == NUM_BLOCKS
-    return engine, pool
+    return e, pool
 
 
 def announced(first: int, stop: int, num_computed: int) -> Announcement:
@@ -54,54 +46,52 @@ def announced(first: int, stop: int, num_computed: int) -> Announcement:
     return Announcement(MOVES.offer, first, blocks, num_computed, (), 0, True)
 
 
-def steps(engine: Engine, pool: BlockPool, now: float) -> list[BlockId]:
+def steps(e: Engine, pool: BlockPool, now: float) -> list[BlockId]:
     """Run one step, which may have nothing to compute; return the reads it starts."""
-    plan, effects = engine.begin(now)
-    here = reads(engine, pool, effects, now)
+    plan, effects = e.begin(now)
+    here = reads(e, pool, effects, now)
     if plan is not None:
-        here += reads(engine, pool, finish(engine, plan, 50, now=now), now)
+        here += reads(e, pool, finish(e, plan, 50, now=now), now)
     return here
 
 
-def reads(engine: Engine, pool: BlockPool, effects: list[Effect], now: float) -> list[BlockId]:
+def reads(e: Engine, pool: BlockPool, effects: list[Effect], now: float) -> list[BlockId]:
     """Carry out the reads at once, as a transport may."""
     read = [effect for effect in effects if isinstance(effect, StartRead)]
     for one in read:
         assert not pool.is_copied(one.local), f"{one} overwrites what the next step copies to host memory"
-        engine.read_done(one.read, now)
+        e.read_done(one.read, now)
     return [block for one in read for block in one.local]
 
 
 @pytest.mark.parametrize("is_late", [False, True])
 def test_blocks_that_it_grows_by_are_copied_out_before_they_are_read_into(is_late: bool) -> None:
     """Let the pull grow before its blocks were granted, and after."""
-    engine, pool = full_of_prefixes()
-    engine.submit(MOVES, 1.0)
-    engine.announced(announced(0, 2, 5), 1.0)
+    e, pool = full_of_prefixes()
+    e.submit(MOVES, 1.0)
+    e.announced(announced(0, 2, 5), 1.0)
     if not is_late:
-        engine.announced(announced(2, 8, 16), 1.0)
-    here = [block for now in (1.0, 1.1) for block in steps(engine, pool, now)]
-    engine.renewed((MOVES.offer,), 1.0, 10.0)
+        e.announced(announced(2, 8, 16), 1.0)
+    here = [block for now in (1.0, 1.1) for block in steps(e, pool, now)]
+    e.renewed((MOVES.offer,), 1.0, 10.0)
     if is_late:
         assert len(here) == 2
-        here += reads(engine, pool, engine.announced(announced(2, 8, 16), 1.2), 1.2)
-    here += [block for now in (1.3, 1.4, 1.5) for block in steps(engine, pool, now)]
+        here += reads(e, pool, e.announced(announced(2, 8, 16), 1.2), 1.2)
+    here += [block for now in (1.3, 1.4, 1.5) for block in steps(e, pool, now)]
     assert len(here) == len(set(here)) == 8
-    engine.check()
+    e.check()
 
 
 @pytest.mark.parametrize("num_sampled", [2, 10])
 def test_a_prefill_that_hands_over_more_than_one_token_ends_only_its_job(num_sampled: int) -> None:
     """The source offers more blocks than there are local blocks to read into."""
-    pool = BlockPool(64, SIZE)
-    limits = SchedulerLimits(max_num_batched_tokens=64, max_num_seqs=4, max_model_len=64, digest_handoffs=False)
-    engine = Engine(pool, limits, HandoffConfig(), "m")
+    e = engine(BlockPool(64, SIZE), 64)
     job = ResumeJob(request=request("r", range(4), 30), attempt=1, handoff=HandoffId("h"), source=OTHER)
-    engine.submit(job, 1.0)
+    e.submit(job, 1.0)
     blocks = tuple(BlockDigest(BlockId(index), ()) for index in range(8))
     sampled = tuple(SampledToken(5) for _ in range(num_sampled))
-    effects = engine.announced(Announcement(job.offer, 0, blocks, 4 + num_sampled - 1, sampled), 1.0)
+    effects = e.announced(Announcement(job.offer, 0, blocks, 4 + num_sampled - 1, sampled), 1.0)
     (failed,) = [effect for effect in effects if isinstance(effect, JobEvent)]
     assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
-    engine.check()
-    assert engine.is_idle
+    e.check()
+    assert e.is_idle

@@ -81,6 +81,9 @@ class Consumer(KVConsumer):
     def announced(self, message: Announcement, now: float) -> list[ConsumerEffect]:
         return without_messages(self.on_announcement(message, (JOB.key,), now))
 
+    def dropped(self, now: float) -> list[ConsumerEffect]:
+        return without_messages(self.drop(JOB, ErrorKind.CANCELLED, "cancelled", now))
+
     def read_done(self, read: int, now: float) -> list[ConsumerEffect]:
         effects = without_messages(self.on_read_done(read, now))
         self.pool.check([*self.tables, *self.prefix_tables()], (), self.blocks())
@@ -108,9 +111,13 @@ def reading(lease_until: float | None = 10.0) -> tuple[Consumer, StartRead]:
     """Open a pull of three blocks, the first one a prefix hit, all of them announced at 1 s."""
     book = opened(lease_until)
     assert book.announced(announcement(0, 3, TOKEN), 1.0) == []
-    (read,) = book.granted(1, 3, 1.0)
-    assert isinstance(read, StartRead)
-    return book, read
+    return book, read_of(book.granted(1, 3, 1.0))
+
+
+def read_of(effects: list[ConsumerEffect]) -> StartRead:
+    (only,) = effects
+    assert isinstance(only, StartRead)
+    return only
 
 
 def kinds(effects: list[ConsumerEffect]) -> list[str]:
@@ -143,8 +150,7 @@ def test_chunks_are_read_as_announced_and_replays_are_skipped() -> None:
     assert book.announced(announcement(0, 1), 1.0) == []
     assert kinds(book.granted(0, 3, 1.0)) == ["StartRead"]
     assert book.announced(announcement(0, 1), 1.5) == []
-    (second,) = book.announced(announcement(0, 3, TOKEN), 2.0)
-    assert isinstance(second, StartRead) and second.local == LOCAL[1:3]
+    assert read_of(book.announced(announcement(0, 3, TOKEN), 2.0)).local == LOCAL[1:3]
     assert book.announced(announcement(0, 3, TOKEN), 2.5) == []
     assert kinds(book.read_done(2, 3.0)) == []
     assert kinds(book.read_done(1, 4.0)) == ["arrived"]
@@ -184,17 +190,12 @@ def test_a_renewal_after_a_stall_longer_than_the_timeout_completes_the_pull() ->
     assert book.next_deadline() == -math.inf and kinds(book.tick(36.0)) == ["arrived"]
 
 
-def test_a_renewal_counts_from_its_request_and_does_not_shorten() -> None:
+@pytest.mark.parametrize(("now", "arrives"), [(14.9, True), (15.0, False)])
+def test_a_renewal_counts_from_its_request_and_does_not_shorten(now: float, arrives: bool) -> None:
     book, read = reading(10.0)
     book.on_renewed((KEY,), 5.0, 10.0)
     book.on_renewed((KEY,), 4.0, 10.0)
-    assert kinds(book.read_done(read.read, 14.9)) == ["arrived"]
-
-
-def test_a_renewal_does_not_count_from_its_answer() -> None:
-    book, read = reading(10.0)
-    book.on_renewed((KEY,), 5.0, 10.0)
-    assert kinds(book.read_done(read.read, 15.0)) == []
+    assert kinds(book.read_done(read.read, now)) == ["arrived"] * arrives
 
 
 def test_kv_is_not_taken_before_the_source_has_confirmed_a_lease() -> None:
@@ -244,14 +245,12 @@ def test_a_source_that_computes_is_waited_for_while_its_lease_lives() -> None:
 
 def test_a_read_that_does_not_end_costs_the_peer_once() -> None:
     book, read = reading(90.0)
-    assert kinds(without_messages(book.drop(JOB, ErrorKind.CANCELLED, "cancelled", 2.0))) == ["failed"]
-    assert without_messages(book.drop(JOB, ErrorKind.CANCELLED, "cancelled", 2.0)) == []
+    assert kinds(book.dropped(2.0)) == ["failed"] and book.dropped(2.0) == []
     assert list(book.blocks()) == list(LOCAL[1:3])
     assert book.tick(11.9) == []
     assert book.tick(12.0) == [TearDownPeer(SOURCE, "a read does not end")] and book.tick(13.0) == []
-    assert (
-        without_messages(book.on_peer_lost(SOURCE, "gone", proven=False, now=13.0)) == [] and book.num_quarantined == 2
-    )
+    assert without_messages(book.on_peer_lost(SOURCE, "gone", proven=False, now=13.0)) == []
+    assert book.num_quarantined == 2
     assert book.tick(99.0) == [] and list(book.blocks()) == list(LOCAL[1:3])
     assert without_messages(book.on_peer_lost(SOURCE, "gone", proven=True, now=99.0)) == []
     assert list(book.blocks()) == []
@@ -264,7 +263,7 @@ def test_a_teardown_ends_every_pull_of_the_peer_and_no_other() -> None:
     elsewhere = WorkerRef(SOURCE.id, Incarnation(2), "p:2")
     book.on_resume(resume("other", handoff=HandoffId("other")), 2.0)
     book.on_resume(resume("new", elsewhere, HandoffId("new")), 2.0)
-    without_messages(book.drop(JOB, ErrorKind.CANCELLED, "cancelled", 2.0))
+    book.dropped(2.0)
     outcomes = book.tick(12.0)
     assert kinds(outcomes) == ["TearDownPeer", "failed"]
     assert [pull.source for pull in book] == [elsewhere]
@@ -313,8 +312,7 @@ def test_an_offer_of_fewer_tokens_than_are_known_is_read_as_far_as_it_goes() -> 
     book.on_resume(job, 0.0)
     book.on_renewed((KEY,), 0.0, 10.0)
     assert book.announced(replace(announcement(0, 2, TOKEN), is_migrating=True), 1.0) == []
-    (read,) = book.granted(0, 3, 1.0)
-    assert isinstance(read, StartRead) and len(read.local) == 2
+    assert len(read_of(book.granted(0, 3, 1.0)).local) == 2
     (arrived,) = book.read_done(1, 2.0)
     assert isinstance(arrived, PullEnded) and arrived.kind is None and arrived.num_computed == 2
 
@@ -357,12 +355,6 @@ def over(effects: list[ConsumerEffect]) -> int:
     (only,) = effects
     assert isinstance(only, PullEnded) and only.kind is None
     return only.times.num_cached_tokens + only.times.num_blocks
-
-
-def read_of(outcomes: list[ConsumerEffect]) -> StartRead:
-    (only,) = outcomes
-    assert isinstance(only, StartRead)
-    return only
 
 
 def test_a_prefix_fetch_is_read_as_announced_and_ends_with_the_last_announcement() -> None:

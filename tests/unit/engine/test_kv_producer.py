@@ -93,9 +93,9 @@ def opened(attempt: int = 1) -> Producer:
     return book
 
 
-def refused(book: Producer, attempt: int, now: float = 1.0) -> bool:
+def refused(book: Producer, attempt: int) -> bool:
     try:
-        book.open(key(attempt), job(attempt), now)
+        book.open(key(attempt), job(attempt), 1.0)
     except TandemError as error:
         return error.kind is ErrorKind.CANCELLED
     return False
@@ -180,15 +180,12 @@ def test_a_newer_attempt_ends_the_older_one() -> None:
     assert not renewed(book, 2, 2.0) and follow(book, 2, 2.0) is None
 
 
+@pytest.mark.parametrize("has_ended", [False, True])
 @pytest.mark.parametrize("attempt", [1, 2, 3])
-def test_attempts_up_to_a_live_one_are_refused(attempt: int) -> None:
-    assert refused(opened(3), attempt)
-
-
-@pytest.mark.parametrize("attempt", [1, 2, 3])
-def test_attempts_up_to_an_ended_one_are_refused(attempt: int) -> None:
+def test_attempts_up_to_a_live_or_an_ended_one_are_refused(attempt: int, has_ended: bool) -> None:
     book = opened(3)
-    assert book.on_release(key(3), 1.0) == job(3)
+    if has_ended:
+        assert book.on_release(key(3), 1.0) == job(3)
     assert refused(book, attempt)
     assert not refused(book, 4)
 
@@ -269,10 +266,6 @@ def test_a_newer_attempt_keeps_blocks_that_are_being_read() -> None:
     book.checked()
 
 
-def request(attempt: int = 1, first: int = 2) -> tuple[HandoffKey, RemotePrefixRequest]:
-    return key(attempt), RemotePrefixRequest(first, NAMES)
-
-
 def caching() -> Producer:
     """Return a producer with a cached prefix of five blocks."""
     book = Producer()
@@ -284,8 +277,7 @@ def caching() -> Producer:
 
 
 def serve(book: Producer, attempt: int = 1, first: int = 2, now: float = 0.0) -> list[Effect]:
-    handoff, prefix_request = request(attempt, first)
-    return book.on_follow(handoff, CONSUMER, now, prefix_request)
+    return book.on_follow(key(attempt), CONSUMER, now, RemotePrefixRequest(first, NAMES))
 
 
 def digest(book: Producer, number: int, most: int = 9) -> list[Announcement]:

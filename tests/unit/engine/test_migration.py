@@ -12,15 +12,19 @@ from tandem.sched.state.limits import NO_DEMAND, SchedulerLimits
 from tests.unit.sched.test_scheduler import add, finish, generate, step
 
 
+def worker(block_size: int = 4) -> tuple[Scheduler, KVProducer, Migrations]:
+    """The parts of a worker that runs one sequence at a time."""
+    limits = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=1, max_model_len=64, digest_handoffs=False)
+    scheduler = Scheduler(BlockPool(10, block_size), limits, "model")
+    producer = KVProducer(scheduler.state.pool, 10.0)
+    return scheduler, producer, Migrations(scheduler.state, producer)
+
+
 class Migrating:
     """The only sequence of a worker, which another worker follows."""
 
     def __init__(self, block_size: int, num_prompt: int, max_tokens: int) -> None:
-        limits = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=64, digest_handoffs=False)
-        self.pool = BlockPool(10, block_size)
-        self.scheduler = Scheduler(self.pool, limits, "model")
-        self.producer = KVProducer(self.pool, 10.0)
-        self.migration = Migrations(self.scheduler.state, self.producer)
+        self.scheduler, self.producer, self.migration = worker(block_size)
         add(self.scheduler, generate("a", num_prompt, max_tokens))
         step(self.scheduler)
         self.migration.begin_drain(0.0)
@@ -58,7 +62,7 @@ def test_when_it_has_stopped_a_block_that_is_not_full_is_readable_and_one_that_i
     one.migration.request_remainder(one.key, 1, NO_DEMAND, 0.0)
     (seq,) = one.scheduler.state.running
     # As after drafts that were wrong.
-    assert one.pool.grow(seq.table, 3)
+    assert one.scheduler.state.pool.grow(seq.table, 3)
     one.step()
     last = one.lease.announcements[-1]
     assert (last.num_computed, len(last.blocks), len(last.first_tokens)) == (6, 1, 1)
@@ -66,10 +70,7 @@ def test_when_it_has_stopped_a_block_that_is_not_full_is_readable_and_one_that_i
 
 def test_a_requested_offer_that_no_consumer_follows_is_replaced() -> None:
     """The gateway that asks again, or a drain, does not know of it."""
-    limits = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=1, max_model_len=64, digest_handoffs=False)
-    scheduler = Scheduler(BlockPool(10, 4), limits, "model")
-    producer = KVProducer(scheduler.state.pool, 10.0)
-    migrations = Migrations(scheduler.state, producer)
+    scheduler, producer, migrations = worker()
     running, waiting = jobs = [generate(name, 3, 9) for name in ("a", "b")]
     add(scheduler, *jobs)
     step(scheduler)
@@ -90,9 +91,7 @@ def test_a_requested_offer_that_no_consumer_follows_is_replaced() -> None:
 
 
 def test_an_offer_that_a_consumer_follows_is_not_replaced() -> None:
-    limits = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=1, max_model_len=64, digest_handoffs=False)
-    scheduler = Scheduler(BlockPool(10, 4), limits, "model")
-    migrations = Migrations(scheduler.state, KVProducer(scheduler.state.pool, 10.0))
+    scheduler, _, migrations = worker()
     job = generate("a", 3, 9)
     add(scheduler, job)
     step(scheduler)

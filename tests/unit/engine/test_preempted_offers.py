@@ -79,9 +79,14 @@ class _Preempted:
         return [] if lease is None else lease.announcements
 
 
-def test_what_is_cached_is_offered_once_it_is_digested_and_it_does_not_start_meanwhile() -> None:
-    one = _Preempted()
+def followed(*, is_caching: bool = True) -> _Preempted:
+    one = _Preempted(is_caching=is_caching)
     one.follow()
+    return one
+
+
+def test_what_is_cached_is_offered_once_it_is_digested_and_it_does_not_start_meanwhile() -> None:
+    one = followed()
     (first,) = one.announcements
     assert one.seq.migration_state is MigrationState.FROZEN
     assert first.is_migrating and not first.is_last and not first.blocks, "so that its consumer makes room"
@@ -108,8 +113,7 @@ def test_tokens_that_its_consumer_does_not_know_keep_it_here() -> None:
 
 
 def test_a_second_request_and_a_second_follower_change_nothing() -> None:
-    one = _Preempted()
-    one.follow()
+    one = followed()
     one.run()
     announcements = list(one.announcements)
     assert one.follow() == [] and one.announcements == announcements
@@ -117,8 +121,7 @@ def test_a_second_request_and_a_second_follower_change_nothing() -> None:
 
 
 def test_it_can_be_cancelled_while_it_is_handed_over() -> None:
-    one = _Preempted()
-    one.follow()
+    one = followed()
     one.step()
     one.scheduler.cancel(one.seq.key)
     assert one.migrations.ended(one.seq.key, ErrorKind.CANCELLED, "cancelled", 1.0) == []
@@ -135,8 +138,7 @@ def test_where_leases_have_no_room_the_consumer_computes_all() -> None:
 
 
 def test_it_ends_here_when_it_was_taken_over() -> None:
-    one = _Preempted()
-    one.follow()
+    one = followed()
     one.run()
     assert one.migrations.released(one.key, 1.0, is_taken=True) == one.seq.key
     update = one.scheduler.release_migrated(one.seq.key)
@@ -145,8 +147,7 @@ def test_it_ends_here_when_it_was_taken_over() -> None:
 
 def test_it_starts_again_when_it_was_not_taken_over_or_its_lease_runs_out() -> None:
     for is_expired in (False, True):
-        one = _Preempted()
-        one.follow()
+        one = followed()
         one.run()
         if is_expired:
             one.producer.on_tick(99.0)
@@ -157,8 +158,7 @@ def test_it_starts_again_when_it_was_not_taken_over_or_its_lease_runs_out() -> N
 
 
 def test_it_starts_again_when_its_blocks_cannot_be_digested() -> None:
-    one = _Preempted()
-    one.follow()
+    one = followed()
     while one.producer.find(one.key) is not None:
         one.step(is_digested=False)
     assert one.producer.end_reason(one.key) is ErrorKind.KV_LOST
@@ -166,8 +166,7 @@ def test_it_starts_again_when_its_blocks_cannot_be_digested() -> None:
 
 
 def test_where_nothing_is_cached_the_consumer_computes_all() -> None:
-    one = _Preempted(is_caching=False)
-    one.follow()
+    one = followed(is_caching=False)
     _, message = one.announcements
     assert message.is_last and message.num_computed == 0 and message.blocks == ()
     assert one.migrations.released(one.key, 1.0, is_taken=True) == one.seq.key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -56,11 +57,10 @@ def test_round_trip(samples: list[tuple[int, int, bool]]) -> None:
     steps = tuple(
         LoggedStep(
             number / 1e6,
-            StepRecord(
-                number=number,
+            replace(
+                record(number, micro / 1e6),
                 features=StepFeatures(number % 7, number % 5, number, number),
                 predicted_s=micro / 1e6,
-                measured_s=micro / 1e6,
                 target_s=0.04,
                 num_budget_tokens=number % 512,
                 num_preempted=number % 3,

@@ -10,19 +10,17 @@ import pytest
 from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind
 from tandem.core.events import SampledToken, Token
-from tandem.core.ids import BlockId, HandoffId, HandoffKey, Incarnation, JobKey, RequestId, WorkerId, WorkerRef
-from tandem.core.request import GenerateJob, Job, PrefillJob, RemotePrefix, Request, ResumeJob, SamplingParams
+from tandem.core.ids import HandoffId, JobKey, RequestId
+from tandem.core.request import GenerateJob, Job, RemotePrefix
 from tandem.core.request_stages import JobStages, Stage, Wait, WaitCause
 from tandem.engine.effects import Effect, JobEnded, StartRead
 from tandem.engine.engine import Engine
 from tandem.engine.job_timeline import MAX_CHUNKS, JobTimes, PrefillChunk, PullTimes
 from tandem.kv.block_pool import BlockPool
-from tandem.kv.handoff import Announcement, BlockDigest
 from tandem.sched.state.limits import SchedulerLimits
 from tandem.sched.state.step_plan import SliceResult, StepPlan, StepResult
+from tests.unit.engine.test_engine import KEY, OTHER, offer, prefill, request, resume
 
-OTHER = WorkerRef(WorkerId("other"), Incarnation(1), "other:1")
-KEY = HandoffKey(HandoffId("h"), 1)
 BLOCK_BYTES = 100
 
 
@@ -55,9 +53,9 @@ class Line:
         self.plans += [] if plan is None else [plan]
         return self.take(effects)
 
-    def finish(self, now: float, token: int = 50, error: str | None = None) -> list[Effect]:
+    def finish(self, now: float, error: str | None = None) -> list[Effect]:
         plan = self.plans.pop(0)
-        sampled = (SampledToken(token),)
+        sampled = (SampledToken(50),)
         results = tuple(
             SliceResult(p.seq, sampled * p.sampling.num_choices if p.sampling and not error else (), error=error)
             for p in plan.slices
@@ -66,6 +64,12 @@ class Line:
 
     def step(self, began: float, ended: float, error: str | None = None) -> list[Effect]:
         return [*self.begin(began), *self.finish(ended, error=error)]
+
+    def compute_prompt(self, job: Job) -> None:
+        """Submit a job at 0.0, and compute its seven tokens in steps from 1.0 to 3.0."""
+        self.submit(job, 0.0)
+        self.step(1.0, 2.0)
+        self.step(2.0, 3.0)
 
     @property
     def last(self) -> JobTimes:
@@ -78,26 +82,9 @@ class Line:
         return len(times._timers) + len(times.awaiting_first_token)
 
 
-def request(name: str = "r", num_prompt: int = 7, max_tokens: int = 3) -> Request:
-    sampling = SamplingParams(max_tokens=max_tokens)
-    return Request(id=RequestId(name), model="m", prompt_tokens=tuple(range(num_prompt)), sampling=sampling)
-
-
 def generate(name: str = "r", num_prompt: int = 7, max_tokens: int = 3, **facts: object) -> GenerateJob:
-    return GenerateJob(request=request(name, num_prompt, max_tokens), attempt=1, **facts)  # type: ignore[arg-type]
-
-
-def prefill() -> PrefillJob:
-    return PrefillJob(request=request(), attempt=1, handoff=KEY.handoff)
-
-
-def resume(**facts: object) -> ResumeJob:
-    return ResumeJob(request=request(), attempt=1, handoff=KEY.handoff, source=OTHER, **facts)  # type: ignore[arg-type]
-
-
-def offer(first: int, stop: int, token: int | None = None) -> Announcement:
-    blocks = tuple(BlockDigest(BlockId(i), ()) for i in range(first, stop))
-    return Announcement(KEY, first, blocks, min(7, stop * 2), () if token is None else (SampledToken(token),), 3)
+    made = request(name, range(num_prompt), max_tokens)
+    return GenerateJob(request=made, attempt=1, **facts)  # type: ignore[arg-type]
 
 
 def test_a_job_that_waits_computes_in_chunks_and_decodes() -> None:
@@ -171,19 +158,17 @@ def test_with_two_plans_open_a_chunk_is_planned_while_the_one_before_runs() -> N
 
 def test_a_prefill_hands_over() -> None:
     line = Line()
-    line.submit(prefill(), 0.0)
-    line.step(1.0, 2.0)
-    line.step(2.0, 3.0)
+    line.compute_prompt(prefill())
     assert (line.last.outcome, line.last.num_output, line.last.kind) == ("handed_over", 1, "prefill")
     assert line.last.stages == line.firsts[0].stages == JobStages(prefill_queue_s=1.0, prefill_s=2.0)
     line.take(line.engine.release(KEY, 4.0))
     assert len(line.ended) == 1
 
 
-def taken(line: Line, job: ResumeJob | None = None) -> None:
+def taken(line: Line) -> None:
     """Read what OTHER offers: the first blocks while it computes the rest, the last one a second after its last
     announcement."""
-    line.submit(job or resume(), 0.0)
+    line.submit(resume(), 0.0)
     line.take(line.engine.announced(offer(0, 2), 1.0))
     line.engine.renewed((KEY,), 0.0, 10.0)
     (first,) = line.begin(1.0)
@@ -287,9 +272,7 @@ def test_a_resume_that_reads_nothing_has_no_transfer() -> None:
 
 def test_each_choice_reports_its_first_token_and_all_are_one_job() -> None:
     line = Line()
-    line.submit(generate(max_tokens=2, num_choices=3), 0.0)
-    line.step(1.0, 2.0)
-    line.step(2.0, 3.0)
+    line.compute_prompt(generate(max_tokens=2, num_choices=3))
     stages = JobStages(prefill_queue_s=1.0, prefill_s=2.0)
     assert [(token.key.choice, token.stages) for token in line.firsts] == [(i, stages) for i in range(3)]
     line.take(line.engine.cancel(JobKey(RequestId("r"), 1, 1), 3.5))
@@ -301,9 +284,7 @@ def test_each_choice_reports_its_first_token_and_all_are_one_job() -> None:
 
 def test_a_job_has_failed_if_one_of_its_choices_has() -> None:
     line = Line()
-    line.submit(generate(max_tokens=2, num_choices=2), 0.0)
-    line.step(1.0, 2.0)
-    line.step(2.0, 3.0)
+    line.compute_prompt(generate(max_tokens=2, num_choices=2))
     line.begin(3.0)
     plan = line.plans.pop(0)
     broken, whole = (piece.seq for piece in plan.slices)
@@ -325,7 +306,8 @@ def test_a_choice_that_ended_before_its_first_token_samples_none() -> None:
 def test_one_that_was_preempted_goes_on_with_the_times_that_it_had() -> None:
     line = Line(num_blocks=8)
     line.submit(generate("old", 7, 6), 0.0)
-    line.submit(replace(generate("young", 5, 6), request=replace(request("young", 5, 6), cache_salt="own")), 0.0)
+    young_request = replace(request("young", range(5), 6), cache_salt="own")
+    line.submit(GenerateJob(request=young_request, attempt=1), 0.0)
     for now in range(1, 40):
         if line.engine.num_live:
             line.step(float(now), now + 0.5)
@@ -356,9 +338,7 @@ def between_chunks(line: Line) -> None:
 
 
 def while_decoding(line: Line) -> None:
-    line.submit(generate(), 0.0)
-    line.step(1.0, 2.0)
-    line.step(2.0, 3.0)
+    line.compute_prompt(generate())
 
 
 def while_its_source_computes(line: Line) -> None:

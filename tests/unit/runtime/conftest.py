@@ -1,14 +1,25 @@
-"""Write a small random model directory by hand, so that these tests need no transformers."""
+"""Write a small random model directory by hand, so that these tests need no transformers, and load it."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+
+from tandem.core.config import Bytes, EngineConfig, ModelConfig
+from tandem.core.ids import BlockId, SeqId
+from tandem.runtime.executor import BaseExecutor
+from tandem.runtime.input_batch import Batch
+from tandem.runtime.kv_cache import KVCache
+from tandem.runtime.model_config import read_model_config
+from tandem.runtime.model_loader import AnyExecutor, load_executor
+from tandem.sched.state.step_plan import ScheduledSlice
+from tests.executor_logits import executor_logits
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
@@ -50,3 +61,39 @@ def model_dir(tmp_path: Path) -> Path:
     (directory / "config.json").write_text(json.dumps(CONFIG))
     save_file(tensors(), directory / "model.safetensors")
     return directory
+
+
+def load(directory: Path, model: ModelConfig | None = None, **engine: Any) -> AnyExecutor:
+    """Load a model with one thread and a pool of 1 MiB, unless `engine` says otherwise."""
+    settings = EngineConfig(**({"num_threads": 1, "kv_cache_memory": Bytes(1 << 20)} | engine))
+    model = replace(model or ModelConfig(), cache_dir=str(directory / "cache"))
+    return load_executor(directory, read_model_config(directory), model, settings)
+
+
+def logits_of(executor: AnyExecutor) -> torch.Tensor:
+    """The logits of a prompt of three tokens."""
+    return executor_logits(executor, ScheduledSlice(SeqId(1), 0, 3, (4, 5, 6), (BlockId(0),), None))
+
+
+def break_logits(patch: pytest.MonkeyPatch, executor: BaseExecutor) -> None:
+    """Let a logit of each step's first row be no number."""
+    logits = executor.model.logits
+
+    def broken(hidden: torch.Tensor) -> torch.Tensor:
+        rows = logits(hidden).clone()
+        rows[0, 7] = float("nan")
+        return rows
+
+    patch.setattr(executor.model, "logits", broken)
+
+
+def fail_at_token(patch: pytest.MonkeyPatch, executor: BaseExecutor, token: int) -> None:
+    """Let each step fail that has the token."""
+    forward = executor.model.forward
+
+    def failing(batch: Batch, cache: KVCache) -> torch.Tensor:
+        if token in batch.tokens.tolist():
+            raise RuntimeError("no memory")
+        return forward(batch, cache)
+
+    patch.setattr(executor.model, "forward", failing)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.core.config import Bytes, EngineConfig, ModelConfig
+from tandem.core.config import Bytes, ModelConfig
 from tandem.core.ids import BlockId, HostSlot, SeqId
 from tandem.core.request import SamplingParams
 from tandem.engine.ports import DeviceLost
@@ -19,12 +19,12 @@ from tandem.runtime.async_executor import AsyncExecutor
 from tandem.runtime.device_stream import StreamMark
 from tandem.runtime.input_batch import Batch, build_batch
 from tandem.runtime.kv_cache import KVCache
-from tandem.runtime.model_config import read_model_config
-from tandem.runtime.model_loader import AnyExecutor, load_executor
+from tandem.runtime.model_loader import AnyExecutor
 from tandem.runtime.slice_work import PreparedSlice
 from tandem.sched.state.step_plan import Sampling, ScheduledSlice, SliceResult, StepPlan, StepResult
 from tandem_kernels.contract import AttentionBatch, SamplingRows
 from tests.executor_logits import executor_logits
+from tests.unit.runtime.conftest import break_logits, fail_at_token, load
 
 _PROMPT = (5, 6, 7, 8, 9, 10, 11)
 _GREEDY = SamplingParams(max_tokens=50, temperature=0)
@@ -39,10 +39,8 @@ _ALL_KINDS = {
 
 
 def _load(directory: Path, depth: int = 2, dtype: Any = "float64", **engine: Any) -> AnyExecutor:
-    sizes = {"block_size": 4, "kv_cache_memory": Bytes(1 << 17), "num_threads": 1, "max_num_seqs": 8}
-    settings = EngineConfig(kernels="reference", plan_depth=depth, **(sizes | engine))
-    model = ModelConfig(cache_dir=str(directory / "cache"), dtype=dtype)
-    return load_executor(directory, read_model_config(directory), model, settings)
+    sizes = {"block_size": 4, "kv_cache_memory": Bytes(1 << 17), "max_num_seqs": 8}
+    return load(directory, ModelConfig(dtype=dtype), kernels="reference", plan_depth=depth, **(sizes | engine))
 
 
 @pytest.fixture
@@ -180,17 +178,10 @@ def test_what_is_chained_to_a_row_that_is_not_finite_fails_with_it(
     executor: AsyncExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The device continues with an arbitrary token in the sequence's own blocks, and its result is discarded."""
-    logits = executor.model.logits
-
-    def broken(hidden: torch.Tensor) -> torch.Tensor:
-        rows = logits(hidden).clone()
-        rows[0, 7] = float("nan")
-        return rows
-
     right = _at_once(executor, 5, _GREEDY, 2)
-    monkeypatch.setattr(executor.model, "logits", broken)
-    executor.launch(StepPlan(0, (_slice(1), _slice(2))))
-    monkeypatch.setattr(executor.model, "logits", logits)
+    with monkeypatch.context() as patch:
+        break_logits(patch, executor)
+        executor.launch(StepPlan(0, (_slice(1), _slice(2))))
     forward, seen = executor.model.forward, []
 
     def watched(batch: Batch, cache: KVCache) -> torch.Tensor:
@@ -213,14 +204,7 @@ def test_a_step_that_fails_is_run_slice_by_slice_between_two_that_overlap(
 ) -> None:
     """Slices that can be computed continue their chain; the others end theirs."""
     right = _at_once(executor, 5, _GREEDY, 3)
-    forward = executor.model.forward
-
-    def failing(batch: Batch, cache: KVCache) -> torch.Tensor:
-        if 13 in batch.tokens.tolist():
-            raise RuntimeError("no memory")
-        return forward(batch, cache)
-
-    monkeypatch.setattr(executor.model, "forward", failing)
+    fail_at_token(monkeypatch, executor, 13)
     executor.launch(StepPlan(0, (_slice(1),)))
     executor.launch(StepPlan(1, (_chained(1, 7), _slice(2, (13, 13)), _slice(3))))
     assert _ids(executor.collect().slices[0]) == right[:1]

@@ -9,22 +9,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tandem.core.config import EngineConfig, ModelConfig
 from tandem.core.errors import TandemError
-from tandem.core.ids import BlockId, SeqId
 from tandem.runtime.fingerprint import weights_digest
-from tandem.runtime.model_config import read_model_config
-from tandem.runtime.model_loader import load_executor
-from tandem.sched.state.step_plan import ScheduledSlice
-from tests.executor_logits import executor_logits
-from tests.unit.runtime.conftest import CONFIG, tensors
+from tests.unit.runtime.conftest import CONFIG, load, logits_of, tensors
 
 
 def _logits(directory: Path) -> torch.Tensor:
-    config = read_model_config(directory)
-    model = ModelConfig(cache_dir=str(directory / "cache"))
-    executor = load_executor(directory, config, model, EngineConfig(num_threads=1))
-    return executor_logits(executor, ScheduledSlice(SeqId(1), 0, 3, (4, 5, 6), (BlockId(0),), None))
+    return logits_of(load(directory))
 
 
 def _shard(directory: Path) -> None:

@@ -9,19 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from tandem.core.config import Bytes, EngineConfig, ModelConfig
+from tandem.core.config import Bytes
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import SampledToken
 from tandem.core.grammar import Grammar
 from tandem.core.ids import BlockId, HostSlot, SeqId
 from tandem.core.request import SamplingParams
 from tandem.runtime.async_executor import AsyncExecutor
-from tandem.runtime.input_batch import Batch
-from tandem.runtime.kv_cache import KVCache
-from tandem.runtime.model_config import read_model_config
-from tandem.runtime.model_loader import AnyExecutor, load_executor
+from tandem.runtime.model_loader import AnyExecutor
 from tandem.sched.state.step_plan import Sampling, ScheduledSlice, SliceResult, StepPlan
 from tests.executor_logits import executor_logits
+from tests.unit.runtime.conftest import break_logits, fail_at_token, load
 
 _GREEDY = Sampling(SamplingParams(max_tokens=8, temperature=0), 0, 0)
 _PROMPT = (5, 6, 7, 8, 9, 10, 11)
@@ -32,9 +30,7 @@ _ON_DEVICE: dict[str, Any] = {"kernels": "reference", "plan_depth": 2, "max_num_
 
 
 def _executor(directory: Path, **engine: Any) -> AnyExecutor:
-    settings = EngineConfig(**({"block_size": 4, "kv_cache_memory": Bytes(1 << 16), "num_threads": 1} | engine))
-    model = ModelConfig(cache_dir=str(directory / "cache"))
-    return load_executor(directory, read_model_config(directory), model, settings)
+    return load(directory, **({"block_size": 4, "kv_cache_memory": Bytes(1 << 16)} | engine))
 
 
 @pytest.fixture(params=["at once", "device", "device without graphs"])
@@ -199,28 +195,14 @@ def test_empty_plan(executor: AnyExecutor) -> None:
 def test_failure_inside_the_step_is_pinned_to_its_slice(executor: AnyExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     good = _slice(2, base=8)
     alone = _token(_run(executor, 1, good)[0])
-    forward = executor.model.forward
-
-    def failing(batch: Batch, cache: KVCache) -> torch.Tensor:
-        if 13 in batch.tokens.tolist():
-            raise RuntimeError("no memory")
-        return forward(batch, cache)
-
-    monkeypatch.setattr(executor.model, "forward", failing)
+    fail_at_token(monkeypatch, executor, 13)
     bad, fine = _run(executor, 2, _slice(1, (13, 13)), good)
     assert bad.error == "RuntimeError: no memory"
     assert _token(fine) == alone
 
 
 def test_infinite_logits_fail_their_slice_only(executor: AnyExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = executor.model.logits
-
-    def broken(hidden: torch.Tensor) -> torch.Tensor:
-        rows = logits(hidden).clone()
-        rows[0, 7] = float("nan")
-        return rows
-
-    monkeypatch.setattr(executor.model, "logits", broken)
+    break_logits(monkeypatch, executor)
     bad, fine = _run(executor, 1, _slice(1), _slice(2, base=8))
     assert bad.error is not None and "finite" in bad.error
     assert fine.error is None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tandem.core.config import EngineConfig
 from tandem.runtime.kv_sizing import CONTEXT_BYTES, gpu_pool_bytes, step_bytes
-from tandem.runtime.model_config import read_model_config
+from tandem.runtime.model_config import parse_model_config
 from tandem_kernels.contract import SCRATCH_BYTES
 from tests.unit.runtime.conftest import CONFIG
 
@@ -34,10 +32,8 @@ def test_weights_larger_than_the_share_leave_nothing() -> None:
     assert gpu_pool_bytes(0.1, **_H200) < 0
 
 
-def test_a_step_needs_more_for_more_rows_and_for_more_logits(
-    tmp_path: pytest.TempPathFactory, model_dir: object
-) -> None:
-    config = read_model_config(model_dir)  # type: ignore[arg-type]
+def test_a_step_needs_more_for_more_rows_and_for_more_logits() -> None:
+    config = parse_model_config(CONFIG)
     few = step_bytes(config, EngineConfig(max_num_batched_tokens=64, max_num_seqs=8), 2)
     many = step_bytes(config, EngineConfig(max_num_batched_tokens=128, max_num_seqs=8), 2)
     wide = step_bytes(config, EngineConfig(max_num_batched_tokens=64, max_num_seqs=16), 2)

@@ -23,24 +23,18 @@ from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.fingerprint import model_fingerprint
 from tandem.runtime.kv_sizing import CONTEXT_BYTES, step_bytes
 from tandem.runtime.model_config import read_model_config
-from tandem.runtime.model_loader import AnyExecutor, load_executor
 from tandem.sched.state.step_plan import Sampling, ScheduledSlice, StepPlan
 from tandem_kernels.dispatch import REFERENCE, Kernels
 from tests.stand_in import stand_in_for_a_gpu
+from tests.unit.runtime.conftest import load
 
 _BUNDLE = TokenizerBundle(b"{}", "", "{}", "{}")
-
-
-def _load(directory: Path, model: ModelConfig, **engine: Any) -> AnyExecutor:
-    settings = EngineConfig(**({"num_threads": 1, "kv_cache_memory": Bytes(1 << 20)} | engine))
-    model = replace(model, cache_dir=str(directory / "cache"))
-    return load_executor(directory, read_model_config(directory), model, settings)
 
 
 def test_without_a_gpu_cuda_is_refused_with_a_reason(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(TandemError, match="no GPU") as refused:
-        _load(model_dir, ModelConfig(device="cuda"))
+        load(model_dir, ModelConfig(device="cuda"))
     assert (refused.value.kind, refused.value.param) == (ErrorKind.UNSUPPORTED, "device")
 
 
@@ -53,7 +47,6 @@ def test_without_triton_a_gpu_s_kernels_are_missing(monkeypatch: pytest.MonkeyPa
 
 def test_memory_that_is_too_small_is_a_clear_error(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device's allocator fails in the middle of the weights."""
-    from tandem.runtime import model_loader
 
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("tried to allocate 20.00 GiB")
@@ -62,13 +55,11 @@ def test_memory_that_is_too_small_is_a_clear_error(model_dir: Path, monkeypatch:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 80 << 30))
     monkeypatch.setattr(model_loader, "_load_gpu_rank", fail)
     with pytest.raises(TandemError, match=r"1024 of 81920 MiB are free.*20\.00 GiB") as refused:
-        _load(model_dir, ModelConfig(device="cuda"))
+        load(model_dir, ModelConfig(device="cuda"))
     assert refused.value.param == "kv_cache_memory"
 
 
 def test_a_share_that_holds_no_kv_is_a_clear_error(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tandem.runtime import model_loader
-
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1 << 30, 1 << 30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 900 << 20)
     with pytest.raises(TandemError, match="leaves nothing for KV: 900 MiB hold weights") as refused:
@@ -91,37 +82,37 @@ def test_float32_products_on_a_gpu_are_float32_s(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_left_to_the_device_is_the_cpu_s(model_dir: Path) -> None:
-    executor = _load(model_dir, ModelConfig(), max_model_len=64)
+    executor = load(model_dir, ModelConfig(), max_model_len=64)
     assert (executor.layout.block_size, executor.layout.group.dtype) == (16, "float32")
     assert isinstance(executor, TorchExecutor)
 
 
 def test_two_plans_on_a_cpu_are_a_device_s_where_kernels_are_the_reference(model_dir: Path) -> None:
     kinds = [
-        type(_load(model_dir, ModelConfig(), kernels=kernels, plan_depth=depth))
+        type(load(model_dir, ModelConfig(), kernels=kernels, plan_depth=depth))
         for kernels, depth in (("reference", 1), ("reference", 2), ("auto", 2))
     ]
     assert kinds == [TorchExecutor, AsyncExecutor, TorchExecutor]
 
 
 def test_float8_kv_takes_less_and_compiled_kernels_refuse_it(model_dir: Path) -> None:
-    wide = _load(model_dir, ModelConfig(), kernels="reference")
-    narrow = _load(model_dir, ModelConfig(), kv_cache_dtype="float8_e4m3fn")
+    wide = load(model_dir, ModelConfig(), kernels="reference")
+    narrow = load(model_dir, ModelConfig(), kv_cache_dtype="float8_e4m3fn")
     # 8 components a head: 8 bytes and a scale of 4 for 32 bytes.
     assert narrow.layout.block_bytes * 32 == wide.layout.block_bytes * 12
     assert narrow.cache.region.block_bytes == narrow.layout.block_bytes == narrow.cache.pool[0].nbytes
     with pytest.raises(TandemError, match="float8_e4m3fn"):
-        _load(model_dir, ModelConfig(), kv_cache_dtype="float8_e4m3fn", kernels="compiled")
+        load(model_dir, ModelConfig(), kv_cache_dtype="float8_e4m3fn", kernels="compiled")
 
 
 def test_batch_invariance_on_a_cpu_is_the_compiled_kernels(model_dir: Path) -> None:
-    assert isinstance(_load(model_dir, ModelConfig(batch_invariant=True)), TorchExecutor)
+    assert isinstance(load(model_dir, ModelConfig(batch_invariant=True)), TorchExecutor)
     for model, engine, reason in (
         (ModelConfig(), {"kernels": "reference"}, "engine.kernels=reference"),
         (ModelConfig(dtype="bfloat16"), {}, "compiled kernels compute in float32"),
     ):
         with pytest.raises(TandemError, match=reason) as refused:
-            _load(model_dir, replace(model, batch_invariant=True), **engine)
+            load(model_dir, replace(model, batch_invariant=True), **engine)
         assert (refused.value.kind, refused.value.param) == (ErrorKind.UNSUPPORTED, "batch_invariant")
 
 
@@ -135,13 +126,13 @@ def test_a_whole_embedding_table_is_not_copied(model_dir: Path, monkeypatch: pyt
         return pad(tensor, *how)
 
     monkeypatch.setattr(torch.nn.functional, "pad", record)
-    _load(model_dir, ModelConfig(), kernels="reference")
+    load(model_dir, ModelConfig(), kernels="reference")
     assert set(sizes) <= {1}, "a matrix was padded"
 
 
 def test_fp8_needs_a_gpu(model_dir: Path) -> None:
     with pytest.raises(TandemError, match="fp8 runs on a GPU only") as refused:
-        _load(model_dir, ModelConfig(quantization="fp8"))
+        load(model_dir, ModelConfig(quantization="fp8"))
     assert (refused.value.kind, refused.value.param) == (ErrorKind.UNSUPPORTED, "quantization")
 
 
@@ -149,8 +140,6 @@ def test_fp8_needs_a_gpu(model_dir: Path) -> None:
 def test_batch_invariant_kernels_are_requested_on_a_gpu(
     batch_invariant: bool, model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tandem.runtime import model_loader
-
     requested: list[bool] = []
 
     def kernels(device: torch.device, *, batch_invariant: bool) -> Kernels:
@@ -159,7 +148,7 @@ def test_batch_invariant_kernels_are_requested_on_a_gpu(
 
     stand_in_for_a_gpu(monkeypatch, 1 << 30)
     monkeypatch.setattr(model_loader, "device_kernels", kernels)
-    _load(model_dir, ModelConfig(device="cuda", batch_invariant=batch_invariant))
+    load(model_dir, ModelConfig(device="cuda", batch_invariant=batch_invariant))
     assert requested == [batch_invariant]
 
 
@@ -169,7 +158,7 @@ def test_workers_exchange_no_kv_of_other_numbers(model_dir: Path) -> None:
 
     def fingerprint(dtype: Any, kv: Any) -> str:
         model = ModelConfig(dtype=dtype)
-        executor = _load(model_dir, model, kv_cache_dtype=kv, kernels="reference")
+        executor = load(model_dir, model, kv_cache_dtype=kv, kernels="reference")
         return model_fingerprint("w", config, model, _BUNDLE, executor.layout).digest
 
     pairs = [(dtype, kv) for dtype in ("float32", "bfloat16") for kv in ("auto", "float8_e4m3fn")]
@@ -193,13 +182,13 @@ def test_what_is_composed_for_a_gpu_computes(model_dir: Path, monkeypatch: pytes
     total = 8 << 30
     stand_in_for_a_gpu(monkeypatch, total)
     engine = {"gpu_memory_utilization": 0.2, "max_num_seqs": 4, "max_num_batched_tokens": 64}
-    executor = _load(model_dir, ModelConfig(device="cuda"), kv_cache_memory=Bytes(0), **engine)
+    executor = load(model_dir, ModelConfig(device="cuda"), kv_cache_memory=Bytes(0), **engine)
     assert isinstance(executor, AsyncExecutor) and isinstance(executor.model, GraphedModel)
     assert executor.layout.block_size == 64 and executor.model.dtype is torch.bfloat16
     settings = EngineConfig(max_num_seqs=4, max_num_batched_tokens=64)
     room = int(0.2 * total) - (1 << 20) - CONTEXT_BYTES - step_bytes(executor.model.config, settings, 2)
     assert executor.num_blocks == (room - executor.layout.probe_bytes) // executor.layout.block_bytes > 0
-    executor = _load(model_dir, ModelConfig(device="cuda"), kv_cache_memory=Bytes(1 << 20), **engine)
+    executor = load(model_dir, ModelConfig(device="cuda"), kv_cache_memory=Bytes(1 << 20), **engine)
     assert executor.num_blocks == (1 << 20) // executor.layout.block_bytes, "a size wins over a share"
     sampling = Sampling(SamplingParams(max_tokens=2, temperature=0), 0, 0)
     chunk = ScheduledSlice(SeqId(1), 0, 3, (4, 5, 6), (BlockId(0),), sampling)

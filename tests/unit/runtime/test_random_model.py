@@ -10,7 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from tandem.core.config import Bytes, EngineConfig, ModelConfig
+from tandem.core.config import ModelConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.model_catalog import PUBLISHED
@@ -20,12 +20,12 @@ from tandem.runtime.fingerprint import weights_digest
 from tandem.runtime.input_batch import build_batch
 from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.model_config import parse_model_config, read_model_config
-from tandem.runtime.model_loader import load_executor
 from tandem.runtime.model_store import resolve_model
 from tandem.runtime.models.decoder import Decoder
 from tandem.runtime.random_weights import RandomWeights, open_weights
 from tandem.runtime.tokenizer_bundle import read_bundle
 from tandem.sched.state.step_plan import Sampling, ScheduledSlice, StepPlan
+from tests.unit.runtime.conftest import load
 
 TINY = {
     "model_type": "qwen3",
@@ -153,29 +153,26 @@ def test_activations_stay_finite_and_of_one_size_through_all_layers(layers: int,
     assert bool(logits.isfinite().all()) and 0.3 < float(logits.std()) < 3
 
 
-def test_an_executor_with_random_weights_computes_and_writes_no_weight_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a published shape that is small."""
     small = type(PUBLISHED["smollm2-135m"])(TINY | {"num_hidden_layers": 2}, "made up")
     monkeypatch.setattr("tandem.runtime.random_model.PUBLISHED", {"tiny": small})
-    directory = resolve_model("random:tiny", tmp_path)
-    model = ModelConfig(id="random:tiny", cache_dir=str(tmp_path))
-    engine = EngineConfig(num_threads=1, kv_cache_memory=Bytes(1 << 20))
-    executor = load_executor(directory, read_model_config(directory), model, engine)
+    return resolve_model("random:tiny", tmp_path)
+
+
+def test_an_executor_with_random_weights_computes_and_writes_no_weight_file(tiny: Path, tmp_path: Path) -> None:
+    executor = load(tiny, ModelConfig(id="random:tiny"))
     piece = ScheduledSlice(
         SeqId(1), 0, 3, (4, 5, 6), (BlockId(0),), Sampling(SamplingParams(max_tokens=2, temperature=0.0), 0, 0)
     )
     (result,) = executor.execute(StepPlan(1, (piece,))).slices
     assert result.error is None and len(result.tokens) == 1
     assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 1 << 20
-    again = open_weights(directory, torch.float32).take("x", (3, 3))
+    again = open_weights(tiny, torch.float32).take("x", (3, 3))
     assert torch.equal(again, RandomWeights(0, 2, torch.float32).take("x", (3, 3)))
 
 
-def test_compiled_kernels_are_refused_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = type(PUBLISHED["smollm2-135m"])(TINY | {"num_hidden_layers": 2}, "made up")
-    monkeypatch.setattr("tandem.runtime.random_model.PUBLISHED", {"tiny": small})
-    directory = resolve_model("random:tiny", tmp_path)
-    model = ModelConfig(id="random:tiny", cache_dir=str(tmp_path))
+def test_compiled_kernels_are_refused_for_them(tiny: Path) -> None:
     with pytest.raises(TandemError, match="weights are random"):
-        load_executor(directory, read_model_config(directory), model, EngineConfig(num_threads=1, kernels="compiled"))
+        load(tiny, ModelConfig(id="random:tiny"), kernels="compiled")

@@ -82,20 +82,25 @@ def test_blocks_of_a_gguf_file_have_the_values_that_its_library_restores(name: s
     assert np.array_equal(matrix.floats().numpy(), dequantize(stored, kind))
 
 
+def _written(name: str, rows: int, columns: int) -> tuple[dict[str, Any], dict[str, torch.Tensor], torch.Tensor]:
+    """A configuration, the tensors of a random matrix by name, and the values that they stand for."""
+    config, write = WRITERS[name]
+    parts, values = write(random.Random(3), rows, columns)
+    return config, {f"{_BASE}.{part}": tensor for part, tensor in parts.items()}, torch.tensor(values)
+
+
 @pytest.mark.parametrize("name", WRITERS)
 def test_numbers_of_few_bits_are_restored(tmp_path: Path, name: str) -> None:
-    config, write = WRITERS[name]
-    parts, values = write(random.Random(3), _ROWS, _COLUMNS)
-    named = {f"{_BASE}.{part}": tensor for part, tensor in parts.items()}
+    config, named, values = _written(name, _ROWS, _COLUMNS)
     with _checkpoint(tmp_path, config, named) as checkpoint:
         got = checkpoint.take(f"{_BASE}.weight", (_ROWS, _COLUMNS))
         checkpoint.finish()
-    torch.testing.assert_close(got, torch.tensor(values), rtol=1e-6, atol=0)
+    torch.testing.assert_close(got, values, rtol=1e-6, atol=0)
     first, second = list(named)[:2]
     shorter = named | {first: named[first][:-1].clone()}
     with _checkpoint(tmp_path, config, shorter) as checkpoint, pytest.raises(TandemError, match="up_proj"):
         checkpoint.take(f"{_BASE}.weight", (_ROWS, _COLUMNS))
-    if "weight" not in parts:
+    if f"{_BASE}.weight" not in named:
         del named[second]
         with _checkpoint(tmp_path, config, named) as checkpoint, pytest.raises(TandemError, match="have no tensor"):
             checkpoint.take(f"{_BASE}.weight", (_ROWS, _COLUMNS))
@@ -104,22 +109,18 @@ def test_numbers_of_few_bits_are_restored(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", WRITERS)
 def test_codes_are_kept_where_rows_are_whole_groups(tmp_path: Path, name: str) -> None:
     """All but those of GPTQ with inputs in another order."""
-    config, write = WRITERS[name]
-    parts, values = write(random.Random(3), 32, 96)
-    named = {f"{_BASE}.{part}": tensor for part, tensor in parts.items()}
+    config, named, values = _written(name, 32, 96)
     with _checkpoint(tmp_path, config, named) as checkpoint:
         got = checkpoint.take_stored(f"{_BASE}.weight", (32, 96))
     assert isinstance(got, CodedMatrix) != name.endswith("desc_act")
     floats = got.floats() if isinstance(got, CodedMatrix) else got
-    torch.testing.assert_close(floats, torch.tensor(values), rtol=1e-6, atol=0)
+    torch.testing.assert_close(floats, values, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_rank_takes_its_part_of_the_codes(tmp_path: Path, name: str) -> None:
     """Whole rows stay codes; columns do where they are whole groups."""
-    config, write = WRITERS[name]
-    parts, values = write(random.Random(3), 32, 256)
-    named = {f"{_BASE}.{part}": tensor for part, tensor in parts.items()}
+    config, named, values = _written(name, 32, 256)
     rows, half, odd = range(8, 24), range(128, 256), range(40, 200)
     for part, columns in ((rows, None), (None, half), (None, odd), (rows, half)):
         with _checkpoint(tmp_path, config, named) as checkpoint:
@@ -127,8 +128,7 @@ def test_a_rank_takes_its_part_of_the_codes(tmp_path: Path, name: str) -> None:
         # A scale of whole rows fits any columns.
         is_cut = columns is odd and name != "int8"
         assert isinstance(got, torch.Tensor) == (name.endswith("desc_act") or is_cut)
-        expected = torch.tensor(values)
-        expected = expected if part is None else expected[part.start : part.stop]
+        expected = values if part is None else values[part.start : part.stop]
         expected = expected if columns is None else expected[:, columns.start : columns.stop]
         torch.testing.assert_close(to_floats(got), expected, rtol=1e-6, atol=0)
 
