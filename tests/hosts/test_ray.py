@@ -21,7 +21,8 @@ from tests.e2e.cluster import spawn
 from tests.e2e.gateway.http import completion
 from tests.e2e.gateway.processes import PATIENCE_S, Gateway, cluster
 from tests.e2e.gateway.tiny_model import make_model
-from tests.e2e.serve.served import below, end, until
+from tests.e2e.serve.head import answers
+from tests.e2e.serve.served import kill_tree, until
 from tests.hosts.cluster import complete, reasons_of, redis_on, text_of
 from tests.hosts.network import Network, NoNamespaces, networks
 
@@ -59,10 +60,7 @@ class RayNode:
 
     def kill(self) -> None:
         """Kill everything at once, workers included."""
-        tree = [process for process, _ in below(self.process.pid)]
-        self.process.kill()
-        self.process.wait()
-        end(tree)
+        kill_tree(self.process)
 
 
 @dataclass
@@ -141,13 +139,6 @@ def running_ray(directory: Path, num_cpus: int = 3, prefill: dict[str, Any] | No
 def ray_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHosts]:
     with running_ray(tmp_path_factory.mktemp("ray")) as made:
         yield made
-
-
-def answers(api: str) -> bool:
-    try:
-        return httpx.get(api, timeout=PATIENCE_S, trust_env=False).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def deploy(api: str, model: Path, prefill: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from tandem.core.config import (
     TransferConfig,
     WorkerConfig,
 )
-from tandem.core.ids import JobKey
+from tandem.core.ids import Incarnation, JobKey, WorkerId, WorkerRef
 from tandem.engine import kv_consumer
 from tandem.engine.transfer_messages import Command, Event, TransportPeer
 from tandem.transfer.interface import BlockCopy, KVTransfer, PostedRead, ReadState
@@ -36,6 +36,10 @@ from tests.unit.worker.fake_model import MODEL, FakeExecutor, fake_model
 
 PATIENT_S = 4.0
 SECRET = "s" * 64
+
+
+def ref(name: str, life: int = 1) -> WorkerRef:
+    return WorkerRef(WorkerId(name), Incarnation(life), f"{name}:1")
 
 
 class HeldRead:

@@ -11,7 +11,7 @@ import pytest
 from tandem.core.clock import SystemClock
 from tandem.core.config import TransferConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.ids import WorkerRef
 from tandem.core.link import LinkReport
 from tandem.core.topology import Topology
 from tandem.routing.link_policy import NUM_PEERS
@@ -21,15 +21,9 @@ from tandem.transfer.link_detection import LinkEndpoints
 from tandem.worker.kv.handshake import SourceGone
 from tandem.worker.links import link_monitor
 from tandem.worker.links.link_monitor import LinkMonitor
-from tests.unit.worker.conftest import until
+from tests.unit.worker.conftest import ref, until
 
 Answer = Callable[[WorkerRef], LinkReport]
-
-
-def ref(name: str) -> WorkerRef:
-    return WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1")
-
-
 INFO = SimpleNamespace(me=ref("me"), fingerprint="f")
 
 
