@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.gateway.processes import Redis
+from tests.e2e.gateway.processes import Redis, redis_server
 from tests.e2e.gateway.tiny_model import make_model
 
 
@@ -19,8 +18,5 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[Redis]:
-    with tempfile.TemporaryDirectory(prefix="tandem-") as directory:
-        redis = Redis(Path(directory))
-        redis.start()
+    with redis_server() as redis:
         yield redis
-        redis.stop()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.world import SETTINGS, live
-from tests.e2e.gateway.http import Answer, Post, completion
+from tests.e2e.gateway.http import Answer, begin_streams, completion, send
 from tests.e2e.gateway.processes import Gateway, Redis, Worker, cluster, until
 from tests.hosts.network import Network, NoNamespaces, networks
 
@@ -30,8 +30,7 @@ class Apart:
     decode_network: Network
 
     def request(self, salt: int, max_tokens: int = 200) -> Answer:
-        with Post(self.gateway.url, completion(300, salt, max_tokens)) as post:
-            return post.finish()
+        return send(self.gateway.url, completion(300, salt, max_tokens))
 
     def wait_whole(self) -> None:
         until(lambda: live(self.gateway) == (1, 1), "a gateway that sees both")
@@ -50,13 +49,11 @@ def apart(tmp_path_factory: pytest.TempPathFactory, redis: Redis, model: Path) -
         stack.enter_context(pytest.MonkeyPatch.context()).setenv("UCX_TLS", "tcp")
         settings = (*SETTINGS, "--transfer-backend", "nixl", "--namespace", "apart")
         running = stack.enter_context(cluster(tmp_path_factory.mktemp("apart"), redis.url, model, *settings))
-        prefill = running.worker("p", "prefill", "--worker-host", one.address, "--cluster-insecure", within=one.within)
-        decode = running.worker(
-            "d", "decode", "--worker-host", other.address, "--cluster-insecure", within=other.within
-        )
+        listen = ("--cluster-insecure", "--worker-host")
+        prefill = running.worker("p", "prefill", *listen, one.address, within=one.within)
+        decode = running.worker("d", "decode", *listen, other.address, within=other.within)
         gateway = running.gateway("gateway")
-        for program in running.programs:
-            program.wait_ready()
+        running.wait_serving()
         apart = Apart(prefill, decode, gateway, one, other)
         apart.wait_whole()
         yield apart
@@ -65,10 +62,8 @@ def apart(tmp_path_factory: pytest.TempPathFactory, redis: Redis, model: Path) -
 def test_the_link_of_a_decode_worker_is_cut(apart: Apart) -> None:
     expected = [apart.request(salt).text() for salt in range(NUM_STREAMS)]
     with ExitStack() as stack:
-        bodies = [completion(300, salt, 200, stream=True) for salt in range(NUM_STREAMS)]
-        posts = [stack.enter_context(Post(apart.gateway.url, body)) for body in bodies]
-        for post in posts:
-            post.wait_events(5)
+        bodies = [completion(300, salt, 200) for salt in range(NUM_STREAMS)]
+        posts = begin_streams(stack, apart.gateway.url, bodies, 5)
         apart.decode_network.unplug()
         try:
             answers = [post.finish() for post in posts]

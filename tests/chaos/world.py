@@ -10,15 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import redis as redis_client
-
-from tandem.admission.api_keys import hash_text, key_digest
 from tests.chaos.load import Target
 from tests.chaos.proxy import How, Proxies, Proxy
 from tests.chaos.script import Fault
 from tests.e2e.gateway.processes import Cluster, Gateway, Redis, Worker, cluster, until
+from tests.e2e.gateway.tenants import UNLIMITED, key_of, tenants_file
 
-KEYS = {"acme": "tdm_acme", "globex": "tdm_globex"}
+KEYS = {name: key_of(name) for name in ("acme", "globex")}
 NUM_EACH = 2
 PORT = 7070
 SETTINGS = (
@@ -94,24 +92,13 @@ class World:
             until(worker.is_idle, f"an idle {name}: {worker.books()}")
         for name, gateway in self.gateways.items():
             until(lambda gateway=gateway: gateway.metrics()["tandem_open_requests"] == 0, f"an idle {name}")  # type: ignore[misc]
-        self._lapse()
-        until(lambda: not self._reservations(), "settled reservations")
+        # Expire those of a killed gateway without waiting for their TTL.
+        self._redis.lapse_reservations()
+        until(lambda: not self._redis.open_reservations(), "settled reservations")
 
     def errors(self) -> list[str]:
         """Return the log lines that show a defect of a program."""
-        lines = ((program.name, line) for program in self._programs.programs for line in program.log.splitlines())
-        wrong = ("Traceback", "ERROR", "CRITICAL", "never retrieved", "was destroyed")
-        return [f"{name}: {line}" for name, line in lines if any(word in line for word in wrong)]
-
-    def _reservations(self) -> list[bytes]:
-        with redis_client.Redis.from_url(self._redis.url) as client:
-            return [name for key in client.scan_iter("*:quota:*:open") for name in client.hkeys(key)]
-
-    def _lapse(self) -> None:
-        """Expire the reservations of a killed gateway without waiting for their TTL."""
-        with redis_client.Redis.from_url(self._redis.url) as client:
-            for key in client.scan_iter("*:quota:*:expiry"):
-                client.zadd(key, dict.fromkeys(client.zrange(key, 0, -1), 1))
+        return self._programs.log_lines("Traceback", "ERROR", "CRITICAL", "never retrieved", "was destroyed")
 
     # ---- what strikes
 
@@ -192,16 +179,13 @@ class World:
 
 def live(gateway: Gateway) -> tuple[float, float]:
     """Prefill and decode workers that it sees."""
-    lines = gateway.metrics()
-    return lines['tandem_live_workers{pool="prefill"}'], lines['tandem_live_workers{pool="decode"}']
+    return gateway.num_live("prefill"), gateway.num_live("decode")
 
 
 @contextmanager
 def whole_world(directory: Path, redis: Redis, model: Path, log: Callable[[str], None]) -> Iterator[World]:
     tenants = directory / "tenants.yaml"
-    terms = "requests_per_minute: 1000000, tokens_per_minute: 1000000000, max_concurrency: 100000"
-    lines = [f"  {name}: {{{terms}, keys: [{{hash: '{hash_text(key_digest(key))}'}}]}}\n" for name, key in KEYS.items()]
-    tenants.write_text("tenants:\n" + "".join(lines))
+    tenants.write_text(tenants_file(dict.fromkeys(KEYS, UNLIMITED)))
     with cluster(directory, redis.url, model, *SETTINGS) as programs:
         world = World(programs, redis, tenants, log)
         try:

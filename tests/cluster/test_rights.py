@@ -27,7 +27,6 @@ _VERBS = {
     "patch": "PATCH",
     "delete": "DELETE",
 }
-_NAMELESS = {"list", "watch", "create"}
 
 
 class Call(NamedTuple):

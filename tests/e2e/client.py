@@ -9,7 +9,9 @@ from types import TracebackType
 
 import grpc.aio
 
+from tandem.core.errors import ErrorKind
 from tandem.core.events import (
+    Failed,
     JobEvent,
     KVReceived,
     MigrationOffered,
@@ -166,6 +168,12 @@ class Client:
         assert len(ends) == 1, f"{key} ended more than once: {ends}"
         return ends[0]
 
+    async def failure(self, key: JobKey, kind: ErrorKind) -> Failed:
+        """Return the failure with which a job ended, after a check of its kind."""
+        end = await self.end_of(key)
+        assert isinstance(end, Failed) and end.kind is kind, end
+        return end
+
     async def num_tokens(self, key: JobKey, at_least: int) -> None:
         await self.until(lambda: len(self.tokens(key)) >= at_least or self.ends(key))
         assert len(self.tokens(key)) >= at_least, f"{key} ended early: {self.ends(key)}"
@@ -203,6 +211,21 @@ class Client:
                     assert books.num_free_blocks == books.num_blocks
                     return books
                 await asyncio.sleep(0.02)
+
+
+async def settled(*clients: Client) -> None:
+    """Wait until none of the workers holds anything."""
+    for client in clients:
+        await client.settled()
+
+
+async def resume_from(
+    source: WorkerRef, consumer: Client, request: Request, handoff: HandoffId | None = None
+) -> JobKey:
+    """Resume a request at the consumer."""
+    job = ResumeJob(request=request, attempt=1, handoff=handoff or HandoffId(f"h-{request.id}"), source=source)
+    await consumer.submit(job)
+    return job.key
 
 
 async def hand_over(

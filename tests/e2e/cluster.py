@@ -53,7 +53,9 @@ class Program:
         self.expected: list[str] = []
 
     def wait_ready(self) -> None:
-        """Read the line with the address on which the process listens."""
+        """Read the line with the address on which the process listens, unless it was read before."""
+        if self.ready:
+            return
         out = self._process.stdout
         assert out is not None
         assert select.select([out], [], [], PATIENCE_S)[0], f"{self.name} says nothing: {self.log}"
@@ -112,7 +114,6 @@ class WorkerProcess(Program):
     @property
     def ref(self) -> WorkerRef:
         """Return the identity that the worker reports; wait until it serves."""
-        if not self.ready:
-            self.wait_ready()
+        self.wait_ready()
         ready = self.ready
         return WorkerRef(WorkerId(ready["worker"]), Incarnation(ready["incarnation"]), ready["address"])

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import httpx
-
 from tandem.stores.embedded_redis import find_program
 from tandem.wire.peer_auth import PeerAuth
 from tandem.wire.secret_file import SecretFile
 from tests.chaos.world import live
 from tests.e2e.cluster import spawn
-from tests.e2e.gateway.http import completion
+from tests.e2e.gateway.http import completion, send
 from tests.e2e.gateway.processes import PATIENCE_S, Cluster, Gateway, Worker, cluster, until
 from tests.hosts.network import Network, networks
 
@@ -45,9 +43,7 @@ class Hosts:
         return complete(self.gateway if split else self.whole, completion(length, salt, max_tokens))
 
     def text(self, salt: int, **options: Any) -> str:
-        reply = self.complete(salt, **options)
-        assert reply["status"] == 200, reply
-        return str(reply["choices"][0]["text"])
+        return text_of(self.complete(salt, **options))
 
     def start_worker(self, host: str, pool: str) -> Worker:
         where = self.network[host]
@@ -72,16 +68,28 @@ class Hosts:
 
 def complete(gateway: Gateway, body: dict[str, Any]) -> dict[str, Any]:
     """Return the reply to a request with reasons, and its path and status under keys of their own."""
-    url, headers = f"{gateway.url}/v1/completions", {"x-tandem-explain": "1"}
-    answer = httpx.post(url, json=body, headers=headers, timeout=PATIENCE_S, trust_env=False)
+    answer = send(gateway.url, body, headers={"x-tandem-explain": "1"})
     reply: dict[str, Any] = answer.json()
-    return reply | {"status": answer.status_code, "path": answer.headers.get("x-tandem-path", "")}
+    return reply | {"status": answer.status, "path": answer.path}
 
 
 def tandem(network: Network, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a command of an operator on a host."""
     command = (*network.within, sys.executable, "-m", "tandem.cli", *words)
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+
+
+@contextmanager
+def redis_on(network: Network, directory: Path, port: int = 6379) -> Iterator[str]:
+    """Run a Redis with a password on a host, and yield its URL."""
+    password = secrets.token_hex(16)
+    options = ("--port", str(port), "--bind", network.address, "--requirepass", password, "--save", "")
+    redis = spawn(*network.within, str(find_program()), *options, stdout=subprocess.DEVNULL, cwd=directory)
+    try:
+        yield f"redis://:{password}@{network.address}:{port}"
+    finally:
+        redis.kill()
+        redis.wait()
 
 
 @contextmanager
@@ -95,13 +103,8 @@ def empty_hosts(
         secret = directory / "secret"
         secret.write_text(secrets.token_hex(32))
         stack.enter_context(patch.object(Worker, "trust", PeerAuth("test", SecretFile(secret))))
-        data, password = network[names[0]], secrets.token_hex(16)
-        options = ("--port", "6379", "--bind", data.address, "--requirepass", password, "--save", "")
-        redis = spawn(*data.within, str(find_program()), *options, stdout=subprocess.DEVNULL, cwd=directory)
-        stack.callback(redis.wait)
-        stack.callback(redis.kill)
+        url = stack.enter_context(redis_on(network[names[0]], directory))
         flags = ("--secret-file", str(secret))
-        url = f"redis://:{password}@{data.address}:6379"
         programs = stack.enter_context(cluster(directory, url, model, *settings))
         yield network, programs, (*flags, "--redis-url", url)
 
@@ -117,10 +120,14 @@ def running_hosts(directory: Path, model: Path | str, *settings: str) -> Iterato
         made = Hosts(network, programs, gateway, whole, {}, flags)
         for host, pool in (("a", "prefill"), ("b", "decode"), ("c", "decode")):
             made.start_worker(host, pool)
-        for program in programs.programs:
-            program.wait_ready()
+        programs.wait_serving()
         made.wait_whole()
         yield made
+
+
+def text_of(reply: dict[str, Any]) -> str:
+    assert reply["status"] == 200, reply
+    return str(reply["choices"][0]["text"])
 
 
 def reasons_of(reply: dict[str, Any]) -> dict[str, Any]:

@@ -7,16 +7,12 @@ from contextlib import ExitStack
 
 import pytest
 
+from tests.chaos import world
 from tests.e2e.gateway.tiny_model import make_model
 from tests.hosts.cluster import Hosts, running_hosts
 from tests.hosts.network import NoNamespaces
 
-SETTINGS = (
-    *("--served-model-name", "tiny", "--dtype", "float64", "--transfer-backend", "tcp", "--kv-cache-memory", "48MiB"),
-    *("--max-num-batched-tokens", "128", "--max-num-seqs", "8"),
-    *("--worker-timeout-s", "3", "--lease-s", "3", "--pull-timeout-s", "5", "--drain-timeout-s", "3"),
-    *("--gateway-grace-s", "3", "--worker-drain-s", "8"),
-)
+SETTINGS = (*world.SETTINGS, "--transfer-backend", "tcp")
 
 
 @pytest.fixture(scope="package")

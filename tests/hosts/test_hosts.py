@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.e2e.gateway.http import Post, completion
+from tests.e2e.gateway.http import Post, begin_streams, completion
 from tests.e2e.gateway.processes import until
 from tests.hosts.cluster import Hosts, findings_of, reasons_of
 
@@ -34,11 +34,7 @@ def streams(hosts: Hosts, first: int, meanwhile: Callable[[], None]) -> None:
     salts = range(first, first + NUM_STREAMS)
     expected = [hosts.text(salt, max_tokens=150) for salt in salts]
     with ExitStack() as stack:
-        posts = [
-            stack.enter_context(Post(hosts.gateway.url, completion(300, salt, 150, stream=True))) for salt in salts
-        ]
-        for post in posts:
-            post.wait_events(5)
+        posts = begin_streams(stack, hosts.gateway.url, [completion(300, salt, 150) for salt in salts], 5)
         meanwhile()
         with ThreadPoolExecutor(NUM_STREAMS) as readers:
             answers = list(readers.map(Post.finish, posts))

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.gateway.http import Post, completion
+from tests.e2e.gateway.http import Post, begin_streams, completion
 from tests.e2e.gateway.processes import Cluster, Gateway, Worker, until
 from tests.e2e.gateway.tiny_model import make_model
-from tests.hosts.cluster import complete, empty_hosts, reasons_of, tandem
+from tests.hosts.cluster import complete, empty_hosts, reasons_of, tandem, text_of
 from tests.hosts.conftest import SETTINGS
 from tests.hosts.network import Network, NoNamespaces
 from tests.pids import is_running
@@ -115,21 +115,14 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         gate, alone = network["gate"], network["one"]
         gateway = programs.gateway("gateway", "--host", gate.address, *flags, within=gate.within)
         one = programs.worker("one", "mixed", "--worker-host", alone.address, *flags, within=alone.within)
-        for program in (gateway, one):
-            program.wait_ready()
+        programs.wait_serving()
         made = Nodes(network, programs, gateway, one, flags, {})
-        gateway.wait_serving()
         for salt, length in LENGTHS.items():
             made.expected[salt] = text_of(made.reply(salt, length))
         for salt in STREAMS:
             made.expected[salt] = text_of(made.reply(salt, 300, NUM_TOKENS))
         made.start_wide()
         yield made
-
-
-def text_of(reply: dict[str, Any]) -> str:
-    assert reply["status"] == 200, reply
-    return str(reply["choices"][0]["text"])
 
 
 @pytest.fixture
@@ -154,12 +147,7 @@ def test_kv_moves_between_two_hosts_ranks_and_one_rank(nodes: Nodes, wide: str, 
 def lose(nodes: Nodes, how: Callable[[], None]) -> None:
     """Lose `wide` in the middle of streams, and check that all end with the text that they have without."""
     with ExitStack() as stack:
-        posts = [
-            stack.enter_context(Post(nodes.gateway.url, completion(300, salt, NUM_TOKENS, stream=True)))
-            for salt in STREAMS
-        ]
-        for post in posts:
-            post.wait_events(5)
+        posts = begin_streams(stack, nodes.gateway.url, [completion(300, salt, NUM_TOKENS) for salt in STREAMS], 5)
         how()
         later = [text_of(nodes.reply(salt, length)) for salt, length in LENGTHS.items()]
         with ThreadPoolExecutor(NUM_STREAMS) as readers:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,13 @@ import httpx
 import pytest
 import yaml
 
-from tandem.stores.embedded_redis import find_program
 from tests.e2e.cluster import spawn
 from tests.e2e.gateway.http import completion
 from tests.e2e.gateway.processes import PATIENCE_S, Gateway, cluster
 from tests.e2e.gateway.tiny_model import make_model
-from tests.e2e.serve.served import below, end, until
+from tests.e2e.serve.head import answers
+from tests.e2e.serve.served import kill_tree, until
+from tests.hosts.cluster import complete, reasons_of, redis_on, text_of
 from tests.hosts.network import Network, NoNamespaces, networks
 
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
@@ -59,10 +60,7 @@ class RayNode:
 
     def kill(self) -> None:
         """Kill everything at once, workers included."""
-        tree = [process for process, _ in below(self.process.pid)]
-        self.process.kill()
-        self.process.wait()
-        end(tree)
+        kill_tree(self.process)
 
 
 @dataclass
@@ -77,13 +75,10 @@ class RayHosts:
 
     def complete(self, salt: int) -> tuple[int, str, dict[str, Any], str]:
         """Return status, path, reasons and text of the answer to a request."""
-        url, headers = f"{self.gateway.url}/v1/completions", {"x-tandem-explain": "1"}
-        answer = httpx.post(url, json=completion(300, salt, 24), headers=headers, timeout=PATIENCE_S, trust_env=False)
-        reply = answer.json()
-        if answer.status_code != 200:
-            return answer.status_code, "", {}, str(reply)
-        (reasons,) = reply["tandem"]["reasons"]
-        return 200, answer.headers["x-tandem-path"], reasons, reply["choices"][0]["text"]
+        reply = complete(self.gateway, completion(300, salt, 24))
+        if reply["status"] != 200:
+            return reply["status"], "", {}, str(reply)
+        return 200, reply["path"], reasons_of(reply), text_of(reply)
 
     def wait_split(self) -> None:
         """Wait until a request is split."""
@@ -106,13 +101,9 @@ def running_ray(directory: Path, num_cpus: int = 3, prefill: dict[str, Any] | No
         except NoNamespaces as reason:
             pytest.skip(f"no network namespaces here: {reason}")
         head = network["head"]
-        secret, password = directory / "secret", secrets.token_hex(16)
+        secret = directory / "secret"
         secret.write_text(secrets.token_hex(32))
-        options = ("--port", "7000", "--bind", head.address, "--requirepass", password, "--save", "")
-        redis = spawn(*head.within, str(find_program()), *options, stdout=subprocess.DEVNULL, cwd=directory)
-        stack.callback(redis.wait)
-        stack.callback(redis.kill)
-        url = f"redis://:{password}@{head.address}:7000"
+        url = stack.enter_context(redis_on(head, directory, 7000))  # Ray itself takes 6379
         environment = {
             "TANDEM_REDIS__URL": url,
             "TANDEM_CLUSTER__SECRET_FILE": str(secret),
@@ -150,13 +141,6 @@ def ray_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHosts]:
         yield made
 
 
-def answers(api: str) -> bool:
-    try:
-        return httpx.get(api, timeout=PATIENCE_S, trust_env=False).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
 def deploy(api: str, model: Path, prefill: dict[str, Any]) -> None:
     """Deploy the applications of the document with the test's model; `prefill`: engine settings of that pool."""
     document = yaml.safe_load((ROOT / "deploy/ray/applications.yaml").read_text())
@@ -191,7 +175,7 @@ def test_the_worker_of_a_lost_host_is_started_on_another(ray_hosts: RayHosts) ->
 
 def used_host(ray_hosts: RayHosts) -> str:
     """Return the host of the decode worker."""
-    with closing(httpx.Client(timeout=PATIENCE_S, trust_env=False)) as client:
-        details = client.get(ray_hosts.api).json()["applications"]["tandem-decode"]["deployments"]["tandem-decode"]
+    found = httpx.get(ray_hosts.api, timeout=PATIENCE_S, trust_env=False).json()
+    details = found["applications"]["tandem-decode"]["deployments"]["tandem-decode"]
     (address,) = {each["node_ip"] for each in details["replicas"] if each["state"] == "RUNNING"}
     return next(host for host, network in ray_hosts.network.items() if network.address == address)

@@ -8,7 +8,7 @@ import httpx
 import openai
 import pytest
 
-from tests.e2e.gateway.http import Post, completion
+from tests.e2e.gateway.http import completion, send
 from tests.e2e.gateway.pair import Pair
 
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
@@ -32,16 +32,8 @@ def test_the_openai_client_lists_chats_and_streams(client: openai.OpenAI) -> Non
     reply = whole.parse()
     assert reply.choices[0].finish_reason == "length"
     assert reply.usage is not None and reply.usage.completion_tokens == 12
-    chunks = list(
-        client.chat.completions.create(
-            model="tiny",
-            messages=CHAT,  # type: ignore[arg-type]
-            max_tokens=12,
-            temperature=0,
-            stream=True,
-            stream_options={"include_usage": True},
-        )
-    )
+    streamed: Any = {"messages": CHAT, "stream": True, "stream_options": {"include_usage": True}}
+    chunks: Any = [*client.chat.completions.create(model="tiny", max_tokens=12, temperature=0, **streamed)]
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == reply.choices[0].message.content
     assert chunks[-1].usage is not None and chunks[-1].usage.total_tokens == reply.usage.total_tokens
@@ -71,9 +63,8 @@ def test_split_or_not_the_answer_is_the_same(
     for salt in (500, 501):
         body = completion(length, salt, 24, logprobs=2, **options)
         order = [(calm.gateway.url, "remote"), (calm.whole.url, "local")]
-        first, second = [
-            post_completion(http, url, body, path) for url, path in (order if salt == 500 else order[::-1])
-        ]
+        order = order if salt == 500 else order[::-1]
+        first, second = [post_completion(http, url, body, path) for url, path in order]
         ours, theirs = first["choices"][0], second["choices"][0]
         assert ours["text"] == theirs["text"]
         assert ours["logprobs"]["tokens"] == theirs["logprobs"]["tokens"]
@@ -103,8 +94,7 @@ def test_a_stop_string_ends_the_request_everywhere(calm: Pair, http: httpx.Clien
     expected = whole[: whole.index(stop)]
     body = completion(40, 530, 4000, stop=[stop], stream=stream)
     if stream:
-        with Post(calm.gateway.url, body) as post:
-            text = post.finish().text()
+        text = send(calm.gateway.url, body).text()
     else:
         reply = post_completion(http, calm.gateway.url, body, "remote")
         assert reply["choices"][0]["finish_reason"] == "stop"

@@ -46,16 +46,12 @@ def test_half_prefilled(calm: Pair) -> None:
     assert calm.prefill.is_idle(), "this gateway does not split"
 
 
-def is_pulling(calm: Pair) -> bool:
-    books = calm.decode.books()
-    return books.num_pulls > 0 and books.num_free_blocks < books.num_blocks
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_half_transferred(calm: Pair, *, stream: bool) -> None:
-    leave_when(
-        calm, lambda: is_pulling(calm) and calm.prefill.books().num_sequences == 1, 200 + 10 * stream, stream=stream
-    )
+    def half_transferred() -> bool:
+        return calm.is_pulling() and calm.prefill.books().num_sequences == 1
+
+    leave_when(calm, half_transferred, 200 + 10 * stream, stream=stream)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -74,7 +70,7 @@ def test_several_choices(calm: Pair, *, stream: bool) -> None:
     several = {"n": 3, "temperature": 1, "stream": stream}
     leave_when(calm, lambda: calm.prefill.books().num_leased_blocks > 0, 220 + 10 * stream, **several)
     calm.wait_idle()
-    leave_when(calm, lambda: is_pulling(calm), 240 + 10 * stream, **several)
+    leave_when(calm, calm.is_pulling, 240 + 10 * stream, **several)
     calm.wait_idle()
     with Post(calm.gateway.url, completion(40, 74 + stream, LONG_ANSWER, **several)):
         until(lambda: calm.decode.books().num_sequences == 3, "three choices")

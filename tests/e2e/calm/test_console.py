@@ -14,18 +14,12 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tandem.admission.api_keys import hash_text, key_digest
 from tandem.core.request_stages import Stage
 from tests.e2e.gateway.browser import LAPTOP, PHONE, Look, chromium, look
 from tests.e2e.gateway.pair import Pair
 from tests.e2e.gateway.processes import Gateway
+from tests.e2e.gateway.tenants import key_of, tenants_file
 
-KEYS = {"acme": "tdm_acme", "boss": "tdm_boss"}
-FILE = f"""
-tenants:
-  acme: {{keys: [{{hash: "{hash_text(key_digest(KEYS["acme"]))}"}}]}}
-  boss: {{keys: [{{hash: "{hash_text(key_digest(KEYS["boss"]))}"}}], operator: true}}
-"""
 _salts = itertools.count(7_000_000)
 TYPED = "Tell me of Paris"
 LENGTHS = """() => {
@@ -64,9 +58,8 @@ def busy(calm: Pair) -> Iterator[Pair]:
 def locked(calm: Pair, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """Run another gateway over the same workers, which requires keys."""
     file: Path = tmp_path_factory.mktemp("console") / "tenants.yaml"
-    file.write_text(FILE)
+    file.write_text(tenants_file({"acme": ""}))
     gateway = calm.cluster.gateway("console", "--auth", "keys", "--tenants", str(file))
-    gateway.wait_ready()
     gateway.wait_serving()
     yield gateway
     assert gateway.stop() == 0
@@ -221,7 +214,7 @@ def test_with_keys_the_page_requests_one_and_waits_for_a_lost_gateway(locked: Ga
         seen.page.keyboard.press("Enter")
         expect(status).to_contain_text("unknown or expired")
         assert seen.page.evaluate("document.querySelectorAll('.worker').length") == 0
-        seen.page.locator("#key-input").fill(KEYS["acme"])
+        seen.page.locator("#key-input").fill(key_of("acme"))
         seen.page.keyboard.press("Enter")
         expect(dialog).to_be_hidden()
         seen.wait("document.querySelectorAll('.worker').length === 2")

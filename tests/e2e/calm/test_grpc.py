@@ -50,6 +50,11 @@ def completion(length: int, salt: int, max_tokens: int) -> pb.CompleteRequest:
     )
 
 
+def kind_of(error: Any) -> str:
+    """Return the kind of an error, which is in its trailers."""
+    return pb.ErrorDetail.FromString(dict(error.trailing_metadata())["tandem-error-bin"]).kind
+
+
 @pytest.mark.parametrize(("kind", "given"), CASES.values(), ids=CASES)
 def test_all_four_calls_get_the_same_answer(calm: Pair, kind: str, given: dict[str, Any]) -> None:
     body = {"model": "tiny", "temperature": 0, "max_tokens": 12, **given}
@@ -95,7 +100,6 @@ def test_a_deadline_ends_a_request_everywhere(calm: Pair, method: str) -> None:
 @pytest.mark.nightly
 def test_a_shutdown_lets_streams_end_and_refuses_new_calls(calm: Pair) -> None:
     gateway = calm.cluster.gateway("ending-grpc")
-    gateway.wait_ready()
     gateway.wait_serving()
     with connected(gateway) as stub:
         call = stub.StreamComplete(completion(40, 830, 1500))
@@ -106,8 +110,7 @@ def test_a_shutdown_lets_streams_end_and_refuses_new_calls(calm: Pair) -> None:
             with pytest.raises(grpc.RpcError) as refusal:
                 stub.Complete(completion(4, 831, 1))
             assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
-            trailers = dict(refusal.value.trailing_metadata())
-            return pb.ErrorDetail.FromString(trailers["tandem-error-bin"]).kind == "draining"
+            return kind_of(refusal.value) == "draining"
 
         assert until(refused, "a gateway that takes nothing new")
         updates += list(call)
@@ -119,7 +122,6 @@ def test_a_shutdown_lets_streams_end_and_refuses_new_calls(calm: Pair) -> None:
 @pytest.mark.nightly
 def test_a_stream_longer_than_the_drain_ends_with_a_typed_error(calm: Pair) -> None:
     gateway = calm.cluster.gateway("cutting-grpc", "--gateway-drain-s", "0.2")
-    gateway.wait_ready()
     gateway.wait_serving()
     with grpc.insecure_channel(gateway.grpc_target, options=CHANNEL_OPTIONS) as channel:
         stub: Any = InferenceStub(channel)  # type: ignore[arg-type]
@@ -133,8 +135,7 @@ def test_a_stream_longer_than_the_drain_ends_with_a_typed_error(calm: Pair) -> N
                 pass
         assert [update.status for update in watch] == [health_pb2.HealthCheckResponse.NOT_SERVING]
     assert cut.value.code() is grpc.StatusCode.UNAVAILABLE
-    trailers = dict(cut.value.trailing_metadata())
-    assert pb.ErrorDetail.FromString(trailers["tandem-error-bin"]).kind == "draining"
+    assert kind_of(cut.value) == "draining"
     assert gateway.wait() == 0
     calm.wait_idle()
     calm.cluster.programs.remove(gateway)  # errors in its log are expected

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.e2e.gateway.http import LONG_ANSWER, Post, completion
+from tests.e2e.gateway.http import LONG_ANSWER, Post, completion, send
 from tests.e2e.gateway.pair import Pair
 from tests.e2e.gateway.processes import PATIENCE_S, Gateway, until
 
@@ -27,7 +27,6 @@ WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
 @pytest.fixture(scope="module")
 def strict_gateway(calm: Pair) -> Gateway:
     gateway = calm.cluster.gateway("door", *LIMITS)
-    gateway.wait_ready()
     gateway.wait_serving()
     return gateway
 
@@ -37,8 +36,7 @@ def _nothing_left(calm: Pair, strict_gateway: Gateway) -> Iterator[None]:
     """Check that nothing is held after the test, and that the next request is served."""
     yield
     calm.wait_idle()
-    with Post(strict_gateway.url, completion(20, 1, 4)) as post:
-        assert post.finish().status == 200
+    assert send(strict_gateway.url, completion(20, 1, 4)).status == 200
 
 
 def connect(strict_gateway: Gateway, sent: bytes = b"") -> socket.socket:
@@ -80,15 +78,13 @@ def test_other_clients_are_served_among_hostile_ones(calm: Pair, strict_gateway:
             for bomb in (HEAD + b"x: " + b"y" * 900_000, HEAD + b"content-length: 99999999\r\n\r\n" + b" " * 900_000):
                 stack.enter_context(connect(strict_gateway, bomb))
             connect(strict_gateway, WHOLE).close()
-        with Post(strict_gateway.url, completion(40, 71, 64, stream=True)) as post:
-            assert post.finish().text() == expected
+        assert send(strict_gateway.url, completion(40, 71, 64, stream=True)).text() == expected
     assert peak_bytes(strict_gateway) - before < 64 << 20
 
 
 def test_a_flood_of_connections_does_not_disturb_open_ones(calm: Pair) -> None:
     """This gateway allows idle connections: otherwise earlier ones could be closed before the flood is complete."""
     crowded = calm.cluster.gateway("crowded", "--max-connections", str(MAX_CONNECTIONS))
-    crowded.wait_ready()
     crowded.wait_serving()
     expected = calm.complete(40, 72, 400).text()
     with ExitStack() as stack, Post(crowded.url, completion(40, 72, 400, stream=True)) as post:

@@ -21,7 +21,7 @@ from tests.e2e.gateway.processes import Gateway, until
 SETTINGS = ("--ttft-ms", "500", "--itl-ms", "50", "--interval-s", "1", "--min-decode", "3")
 
 
-def planner(calm: Pair, redis_url: str, *arguments: str) -> tuple[str, ...]:
+def planner(redis_url: str, *arguments: str) -> tuple[str, ...]:
     return ("planner", "--redis-url", redis_url, "--namespace", "calm", *SETTINGS, *arguments)
 
 
@@ -32,7 +32,7 @@ def once(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def running(calm: Pair, redis_url: str, tmp_path: Path) -> Iterator[Program]:
-    program = Program(tmp_path, "planner", *planner(calm, redis_url, "--json"))
+    program = Program(tmp_path, "planner", *planner(redis_url, "--json"))
     program.wait_ready()
     yield program
     program.stop()
@@ -40,7 +40,7 @@ def running(calm: Pair, redis_url: str, tmp_path: Path) -> Iterator[Program]:
 
 def test_one_decision_is_made_and_explained(calm: Pair, redis_url: str) -> None:
     calm.complete(40, 71)
-    done = once(*planner(calm, redis_url, "--once", "--json"))
+    done = once(*planner(redis_url, "--once", "--json"))
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     running = sum(isinstance(one, Gateway) and one.exit_code is None for one in calm.cluster.programs)
@@ -95,7 +95,7 @@ def test_the_planner_observes_demand_and_exports_its_state(calm: Pair, running: 
 
 @pytest.mark.nightly
 def test_a_target_is_published_by_one_planner_at_a_time(calm: Pair, redis_url: str, tmp_path: Path) -> None:
-    first = Program(tmp_path, "first", *planner(calm, redis_url, "--json", "--mode", "act", "--no-change-roles"))
+    first = Program(tmp_path, "first", *planner(redis_url, "--json", "--mode", "act", "--no-change-roles"))
     first.wait_ready()
 
     def outcome(program: Program) -> str:
@@ -104,14 +104,14 @@ def test_a_target_is_published_by_one_planner_at_a_time(calm: Pair, redis_url: s
         return str(json.loads(out.readline())["outcome"])
 
     until(lambda: outcome(first) == "carried_out", "a decision that is carried out")
-    other = once(*planner(calm, redis_url, "--once", "--json", "--mode", "act", "--min-decode", "5"))
+    other = once(*planner(redis_url, "--once", "--json", "--mode", "act", "--min-decode", "5"))
     plan = json.loads(other.stdout)
     assert plan["outcome"] == "standby" and first.ready["planner"] in plan["reasons"][-1]
     client: Any = Redis.from_url(redis_url)
     (key,) = client.keys("*calm:target*replicas")
     assert json.loads(client.get(key))["replicas"] == {"prefill": 1, "decode": 3}
     assert first.stop() == 0
-    other = once(*planner(calm, redis_url, "--once", "--mode", "act", "--min-decode", "5"))
+    other = once(*planner(redis_url, "--once", "--mode", "act", "--min-decode", "5"))
     assert other.stdout.startswith("the planner decided on 1 prefill, 5 decode (carried_out)\n"), (
         "who ends leaves it to the next one"
     )

@@ -4,11 +4,9 @@ gateway and two real workers: the same answer, with almost nothing computed.
 
 from __future__ import annotations
 
-import httpx
-
-from tests.e2e.gateway.http import completion
+from tests.e2e.gateway.http import completion, send
 from tests.e2e.gateway.pair import Pair
-from tests.e2e.gateway.processes import PATIENCE_S, until
+from tests.e2e.gateway.processes import until
 
 LENGTH = 4000
 BLOCK_TOKENS = 16
@@ -19,14 +17,8 @@ def test_a_prefix_of_the_decode_worker_is_fetched(calm: Pair) -> None:
     whole = calm.complete(LENGTH, 7201, split=False)
     num_blocks = LENGTH // BLOCK_TOKENS
     until(lambda: calm.gateway.metrics()["tandem_prefix_index_blocks"] >= before + num_blocks - 1, "the index to know")
-    answer = httpx.post(
-        f"{calm.gateway.url}/v1/completions",
-        json=completion(LENGTH, 7201, 8),
-        headers={"x-tandem-explain": "1"},
-        timeout=PATIENCE_S,
-        trust_env=False,
-    )
-    assert answer.headers["x-tandem-path"] == "remote"
+    answer = send(calm.gateway.url, completion(LENGTH, 7201, 8), headers={"x-tandem-explain": "1"})
+    assert answer.path == "remote"
     reply = answer.json()
     (reasons,) = reply["tandem"]["reasons"]
     assert reasons["prefix"]["source"] == "d" and reasons["prefill"] == "p"

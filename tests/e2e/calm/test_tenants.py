@@ -11,10 +11,10 @@ import httpx
 import openai
 import pytest
 
-from tandem.admission.api_keys import hash_text, key_digest
 from tests.e2e.gateway.http import prompt
 from tests.e2e.gateway.pair import Pair
 from tests.e2e.gateway.processes import PATIENCE_S, Gateway, until
+from tests.e2e.gateway.tenants import key_of, tenants_file
 
 BLOCK = 16
 LENGTH = 6 * BLOCK + 1
@@ -31,13 +31,6 @@ TENANTS = {
 }
 
 
-def tenants_file(names: list[str]) -> str:
-    lines = [
-        f"  {name}: {{{TENANTS[name]}keys: [{{hash: '{hash_text(key_digest(f'tdm_{name}'))}'}}]}}\n" for name in names
-    ]
-    return "tenants:\n" + "".join(lines)
-
-
 class Books(NamedTuple):
     """Hold the number of blocks that both workers have newly cached, and the cached tokens that the client was told."""
 
@@ -51,15 +44,14 @@ class Tenancy:
     def __init__(self, pair: Pair, file: Path) -> None:
         self.pair = pair
         self.file = file
-        self.file.write_text(tenants_file(list(TENANTS)))
+        self.file.write_text(tenants_file(TENANTS))
         self.gateway: Gateway = pair.cluster.gateway("tenants", "--auth", "keys", "--tenants", str(file))
-        self.gateway.wait_ready()
         self.gateway.wait_serving()
         self.http = httpx.Client(base_url=self.gateway.url, timeout=PATIENCE_S, trust_env=False)
 
     def post(self, tenant: str, salt: int, **body: Any) -> httpx.Response:
         given = {"model": "tiny", "prompt": prompt(LENGTH, salt), "max_tokens": 2, "temperature": 0, **body}
-        return self.http.post("/v1/completions", json=given, headers={"x-api-key": f"tdm_{tenant}"})
+        return self.http.post("/v1/completions", json=given, headers={"x-api-key": key_of(tenant)})
 
     def send(self, tenant: str, salt: int, **body: Any) -> Books:
         """Send a prompt; return what the workers have newly cached after it, and what the client is told."""
@@ -145,14 +137,11 @@ def test_limits_hold_and_are_reported(tenancy: Tenancy) -> None:
 
 def test_a_prompt_that_is_too_long_for_a_tenant_names_both_numbers(tenancy: Tenancy) -> None:
     answer = tenancy.post("short", 0)
-    assert (
-        answer.status_code == 400
-        and f"has {LENGTH} tokens, and this key allows at most 20" in answer.json()["error"]["message"]
-    )
+    assert answer.status_code == 400
+    assert f"has {LENGTH} tokens, and this key allows at most 20" in answer.json()["error"]["message"]
     answer = tenancy.post("short", 0, prompt=prompt(11, 0))
-    assert (
-        answer.status_code == 400 and "has 11 tokens, more than the 10 per minute" in answer.json()["error"]["message"]
-    )
+    assert answer.status_code == 400
+    assert "has 11 tokens, more than the 10 per minute" in answer.json()["error"]["message"]
 
 
 def test_a_removed_tenant_is_refused_at_once_but_its_running_requests_finish(tenancy: Tenancy) -> None:
@@ -162,7 +151,7 @@ def test_a_removed_tenant_is_refused_at_once_but_its_running_requests_finish(ten
     with tenancy.http.stream("POST", "/v1/completions", json=body, headers=headers) as running:
         lines = running.iter_lines()
         assert next(lines)
-        tenancy.file.write_text(tenants_file([name for name in TENANTS if name != "leaving"]))
+        tenancy.file.write_text(tenants_file({name: TENANTS[name] for name in TENANTS if name != "leaving"}))
         until(lambda: tenancy.post("leaving", 1).status_code == 401, "a key that is not valid any more")
         rest = list(lines)
     assert rest[-1] == "data: [DONE]" or rest[-2] == "data: [DONE]"

@@ -6,8 +6,8 @@ import json
 import random
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
@@ -89,6 +89,20 @@ class Post:
         more = self._socket.recv(1 << 16)
         self._read += more
         return more
+
+
+def send(url: str, body: dict[str, Any], **options: Any) -> Answer:
+    """Send a request, and read its answer to the end; `options` are those of `Post`."""
+    with Post(url, body, **options) as post:
+        return post.finish()
+
+
+def begin_streams(stack: ExitStack, url: str, bodies: Iterable[dict[str, Any]], num_events: int) -> list[Post]:
+    """Send requests that the stack closes, and wait until each has `num_events` events."""
+    posts = [stack.enter_context(Post(url, body | {"stream": True})) for body in bodies]
+    for post in posts:
+        post.wait_events(num_events)
+    return posts
 
 
 class Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.e2e.gateway.http import Answer, Post, completion
+from tests.e2e.gateway.http import Answer, completion, send
 from tests.e2e.gateway.processes import Cluster, Gateway, Worker, until
 
 NUM_SEQS = 8
@@ -34,8 +34,12 @@ class Pair:
 
     def complete(self, length: int, salt: int, max_tokens: int = 8, *, split: bool = True) -> Answer:
         gateway = self.gateway if split else self.whole
-        with Post(gateway.url, completion(length, salt, max_tokens)) as post:
-            return post.finish()
+        return send(gateway.url, completion(length, salt, max_tokens))
+
+    def is_pulling(self) -> bool:
+        """Return whether KV moves to the decode worker."""
+        books = self.decode.books()
+        return books.num_pulls > 0 and books.num_free_blocks < books.num_blocks
 
     def wait_serving(self) -> None:
         """Wait until a request uses both workers, or the decode worker alone."""

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import ssl
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any
 
 import grpc
 import httpx
+import redis as redis_client
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.stores.embedded_redis import find_program
@@ -120,7 +122,12 @@ class Gateway(Program):
         samples = [line.rsplit(" ", 1) for line in lines if not line.startswith("#")]
         return {name: float(value) for name, value in samples}
 
+    def num_live(self, pool: str) -> float:
+        """Return the number of workers of a pool that it sees."""
+        return self.metrics()[f'tandem_live_workers{{pool="{pool}"}}']
+
     def wait_serving(self) -> None:
+        self.wait_ready()
         until(lambda: self.missing() is None, f"a {self.name} that serves")
 
 
@@ -148,8 +155,21 @@ class Cluster:
         """Start a new incarnation of a worker that has ended."""
         return self._add(Worker(self._directory, worker.name, *worker.arguments, within=worker.within))
 
+    def wait_serving(self) -> None:
+        """Wait until all programs are ready and all gateways serve."""
+        for program in self.programs:
+            program.wait_ready()
+        for program in self.programs:
+            if isinstance(program, Gateway):
+                program.wait_serving()
+
     def complaints(self) -> list[str]:
         return [line for program in self.programs for line in program.complaints()]
+
+    def log_lines(self, *words: str) -> list[str]:
+        """Return the lines of all logs that have one of the words."""
+        lines = (f"{program.name}: {line}" for program in self.programs for line in program.log.splitlines())
+        return [line for line in lines if any(word in line for word in words)]
 
     def stop(self) -> None:
         """Stop the gateways first: they would log workers that end."""
@@ -199,6 +219,29 @@ class Redis:
             self._process.wait()
             self._socket.unlink(missing_ok=True)
             self._process = None
+
+    def open_reservations(self) -> list[bytes]:
+        """Return the names of the requests whose quota is reserved."""
+        with redis_client.Redis.from_url(self.url) as client:
+            return [name for key in client.scan_iter("*:quota:*:open") for name in client.hkeys(key)]
+
+    def lapse_reservations(self) -> None:
+        """Move the expiry of open reservations into the past, as time alone would."""
+        with redis_client.Redis.from_url(self.url) as client:
+            for key in client.scan_iter("*:quota:*:expiry"):
+                client.zadd(key, dict.fromkeys(client.zrange(key, 0, -1), 1))
+
+
+@contextmanager
+def redis_server() -> Iterator[Redis]:
+    """Run a Redis server of its own."""
+    with tempfile.TemporaryDirectory(prefix="tandem-") as directory:
+        redis = Redis(Path(directory))
+        redis.start()
+        try:
+            yield redis
+        finally:
+            redis.stop()
 
 
 @contextmanager

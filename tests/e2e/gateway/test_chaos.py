@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -16,20 +15,19 @@ from typing import Any
 import httpx
 import openai
 import pytest
-import redis as redis_client
 
-from tandem.admission.api_keys import hash_text, key_digest
 from tandem.wire.channels import open_channel
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
-from tests.e2e.gateway.http import Answer, Post, completion
+from tests.e2e.gateway.http import Answer, Post, completion, send
 from tests.e2e.gateway.pair import SETTINGS
-from tests.e2e.gateway.processes import PATIENCE_S, Cluster, Gateway, Redis, Worker, cluster, until
+from tests.e2e.gateway.processes import PATIENCE_S, Cluster, Gateway, Redis, Worker, cluster, redis_server, until
+from tests.e2e.gateway.tenants import UNLIMITED, key_of, tenants_file
 from tests.effort import IS_NIGHTLY
 
 pytestmark = pytest.mark.timeout(240)
 
-KEYS = {"acme": "tdm_acme", "globex": "tdm_globex"}
+KEYS = {name: key_of(name) for name in ("acme", "globex")}
 NUM_STREAMS = 20
 NUM_CLIENTS = 400 if IS_NIGHTLY else 80
 
@@ -40,6 +38,7 @@ class World:
 
     cluster: Cluster
     redis: Redis
+    tenants: Path
     prefill: Worker
     decode: Worker
     gateways: list[Gateway]
@@ -54,29 +53,15 @@ class World:
         for index, gateway in enumerate(self.gateways):
             if gateway.exit_code is not None:
                 self.gateways[index] = self.start_gateway(gateway.name)
-                self.gateways[index].wait_ready()
         for gateway in self.gateways:
             gateway.wait_serving()
             until(lambda gateway=gateway: self.complete(gateway).path == "remote", "a request that is split")  # type: ignore[misc]
 
     def start_gateway(self, name: str) -> Gateway:
-        tenants = Path(self.redis.url.removeprefix("unix://")).with_name("tenants.yaml")
-        return self.cluster.gateway(name, "--auth", "keys", "--tenants", str(tenants))
+        return self.cluster.gateway(name, "--auth", "keys", "--tenants", str(self.tenants))
 
     def complete(self, gateway: Gateway) -> Answer:
-        with Post(gateway.url, completion(4, 0, 2), key=KEYS["acme"]) as post:
-            return post.finish()
-
-    def open_reservations(self) -> list[str]:
-        with redis_client.Redis.from_url(self.redis.url) as client:
-            keys = list(client.scan_iter("*:quota:*:open"))
-            return [name.decode() for key in keys for name in client.hkeys(key)]
-
-    def lapse(self) -> None:
-        """Move the expiry of open reservations into the past, as time alone would."""
-        with redis_client.Redis.from_url(self.redis.url) as client:
-            for key in client.scan_iter("*:quota:*:expiry"):
-                client.zadd(key, dict.fromkeys(client.zrange(key, 0, -1), 1))
+        return send(gateway.url, completion(4, 0, 2), key=KEYS["acme"])
 
     def nothing_is_left(self) -> None:
         for worker in (self.prefill, self.decode):
@@ -85,7 +70,7 @@ class World:
         for gateway in self.gateways:
             if gateway.exit_code is None:
                 until(lambda gateway=gateway: counts(gateway) == (0, 0), f"an idle {gateway.name}")  # type: ignore[misc]
-        until(lambda: not self.open_reservations(), "settled reservations")
+        until(lambda: not self.redis.open_reservations(), "settled reservations")
 
 
 def counts(gateway: Gateway) -> tuple[float, float]:
@@ -105,21 +90,16 @@ def num_arrived(gateway: Gateway) -> float:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[World]:
-    with tempfile.TemporaryDirectory(prefix="tandem-") as directory:
-        redis = Redis(Path(directory))
-        redis.start()
-        terms = "requests_per_minute: 1000000, tokens_per_minute: 100000000, max_concurrency: 100000"
-        lines = [f"  {name}: {{{terms}, keys: [{{hash: '{hash_text(key_digest(KEYS[name]))}'}}]}}\n" for name in KEYS]
-        (Path(directory) / "tenants.yaml").write_text("tenants:\n" + "".join(lines))
-        with cluster(tmp_path_factory.mktemp("chaos"), redis.url, model, *SETTINGS) as programs:
-            world = World(programs, redis, programs.worker("p", "prefill"), programs.worker("d", "decode"), [])
-            world.gateways = [world.start_gateway("first"), world.start_gateway("second")]
-            for program in programs.programs:
-                program.wait_ready()
-            yield world
-            for gateway in world.gateways:
-                assert gateway.exit_code is not None or gateway.stop() == 0, "a gateway that no test has killed"
-        redis.stop()
+    directory = tmp_path_factory.mktemp("chaos")
+    tenants = directory / "tenants.yaml"
+    tenants.write_text(tenants_file(dict.fromkeys(KEYS, UNLIMITED)))
+    with redis_server() as redis, cluster(directory, redis.url, model, *SETTINGS) as programs:
+        world = World(programs, redis, tenants, programs.worker("p", "prefill"), programs.worker("d", "decode"), [])
+        world.gateways = [world.start_gateway("first"), world.start_gateway("second")]
+        programs.wait_serving()
+        yield world
+        for gateway in world.gateways:
+            assert gateway.exit_code is not None or gateway.stop() == 0, "a gateway that no test has killed"
 
 
 @pytest.fixture
@@ -128,9 +108,7 @@ def world(running: World) -> Iterator[World]:
     running.nothing_is_left()
     yield running
     running.nothing_is_left()
-    log_lines = [line for program in running.cluster.programs for line in program.log.splitlines()]
-    wrong = ("Traceback", "ERROR", "never retrieved", "was destroyed")
-    assert not [line for line in log_lines if any(word in line for word in wrong)]
+    assert running.cluster.log_lines("Traceback", "ERROR", "never retrieved", "was destroyed") == []
 
 
 def body(index: int) -> dict[str, Any]:
@@ -197,15 +175,14 @@ def test_a_gateway_is_killed_and_the_other_settles_for_it(world: World) -> None:
         for post in streams(stack, first)[:3]:
             post.wait_events(1)
         # A gateway that was without Redis a moment ago tells it what is open when it finds it again.
-        until(world.open_reservations, "reservations that Redis knows")
+        until(world.redis.open_reservations, "reservations that Redis knows")
         first.kill()
-    assert world.open_reservations(), "they were settled before, so this tests nothing"
-    world.lapse()
+    assert world.redis.open_reservations(), "they were settled before, so this tests nothing"
+    world.redis.lapse_reservations()
     for worker in (world.prefill, world.decode):
         until(worker.is_idle, "a worker that gave up what nobody waits for")
     for key in KEYS.values():
-        with Post(second.url, completion(4, 1, 1), key=key) as post:
-            assert post.finish().status == 200
+        assert send(second.url, completion(4, 1, 1), key=key).status == 200
 
 
 @pytest.mark.nightly

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.gateway.http import Answer, Post, completion
+from tests.e2e.gateway.http import Answer, begin_streams, completion
 from tests.e2e.gateway.pair import SETTINGS
-from tests.e2e.gateway.processes import Cluster, Gateway, cluster, until
+from tests.e2e.gateway.processes import Cluster, cluster, until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -63,39 +63,29 @@ def running(tmp_path_factory: pytest.TempPathFactory, redis_url: str, model: Pat
         yield running
 
 
-def num_decoding(gateway: Gateway) -> float:
-    return gateway.metrics()['tandem_live_workers{pool="decode"}']
-
-
 def test_all_streams_of_a_decode_worker_that_ends_go_on_at_another(running: Cluster, redis_url: str) -> None:
     """The other worker decodes only from then on, so that all sequences begin at the first."""
     prefill, leaving, taking = (
         running.worker(*arguments) for arguments in (("p", "prefill"), ("d", "decode"), ("t", "prefill"))
     )
     gateway = running.gateway("gateway", "--disaggregation", "prefer")
-    for program in running.programs:
-        program.wait_ready()
-    gateway.wait_serving()
+    running.wait_serving()
     with ExitStack() as stack:
-        calm = [stack.enter_context(Post(gateway.url, body | {"stream": True})) for body in bodies()]
-        expected = [sampled_choices(post.finish()) for post in calm]
-        posts = [stack.enter_context(Post(gateway.url, body | {"stream": True})) for body in bodies()]
-        for post in posts:
-            post.wait_events(20)
+        expected = [sampled_choices(post.finish()) for post in begin_streams(stack, gateway.url, bodies(), 0)]
+        posts = begin_streams(stack, gateway.url, bodies(), 20)
         assert leaving.books().num_sequences == NUM_SEQUENCES
         # It is stopped meanwhile, because a fast worker would finish before another one exists.
         leaving.signal(signal.SIGSTOP)
         taking.assign_role(redis_url, NAMESPACE, "decode")
-        until(lambda: num_decoding(gateway) == 2, "a second decode worker")
+        until(lambda: gateway.num_live("decode") == 2, "a second decode worker")
         leaving.signal(signal.SIGTERM)
         leaving.signal(signal.SIGCONT)
         answers = [post.finish() for post in posts]
     assert leaving.wait() == 0
     assert [sampled_choices(answer) for answer in answers] == expected
-    assert [(about["path"], about["attempts"]) for about in (answer.about() for answer in answers)] == [
-        ("remote;retries=1", 2)
-    ] * len(answers)
+    facts = [answer.about() for answer in answers]
+    assert [(fact["path"], fact["attempts"]) for fact in facts] == [("remote;retries=1", 2)] * len(answers)
     assert f"{NUM_SEQUENCES} sequences moved to other workers, 0 went back to gateways, 0 are unfinished" in leaving.log
     for worker in (prefill, taking):
         until(worker.is_idle, f"an idle {worker.name}")
-    assert not [line for program in running.programs for line in program.log.splitlines() if "ERROR" in line]
+    assert running.log_lines("ERROR") == []

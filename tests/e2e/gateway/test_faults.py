@@ -5,7 +5,6 @@ where other workers are left, and the cluster recovers.
 from __future__ import annotations
 
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.gateway.http import LONG_ANSWER, LONG_PROMPT, Answer, Post, completion
+from tests.e2e.gateway.http import LONG_ANSWER, LONG_PROMPT, Answer, Post, begin_streams, completion, send
 from tests.e2e.gateway.pair import NUM_SEQS, SETTINGS, Pair, start_pair
-from tests.e2e.gateway.processes import Redis, cluster, until
+from tests.e2e.gateway.processes import Redis, cluster, redis_server, until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -24,11 +23,8 @@ ANSWER = 600
 
 @pytest.fixture(scope="module")
 def redis() -> Iterator[Redis]:
-    with tempfile.TemporaryDirectory(prefix="tandem-") as directory:
-        redis = Redis(Path(directory))
-        redis.start()
+    with redis_server() as redis:
         yield redis
-        redis.stop()
 
 
 @pytest.fixture(scope="module")
@@ -52,15 +48,14 @@ def pair(running: Pair) -> Iterator[Pair]:
             getattr(running, name).wait_ready()
     running.wait_serving()
     running.wait_idle()
-    log_lines = [line for program in running.cluster.programs for line in program.log.splitlines()]
-    assert not [line for line in log_lines if "Traceback" in line or "ERROR" in line]
+    assert running.cluster.log_lines("Traceback", "ERROR") == []
 
 
 def expect(pair: Pair, *bodies: dict[str, Any]) -> list[str]:
     """Return the undisturbed answers to all bodies; none of their blocks is found again."""
     with ExitStack() as stack:
-        salted_bodies = [body | {"cache_salt": "undisturbed"} for body in bodies]
-        posts = [stack.enter_context(Post(pair.gateway.url, body)) for body in salted_bodies]
+        salted = [body | {"cache_salt": "undisturbed"} for body in bodies]
+        posts = [stack.enter_context(Post(pair.gateway.url, body)) for body in salted]
         return [post.finish().text() for post in posts]
 
 
@@ -76,12 +71,7 @@ def prefilling(pair: Pair) -> bool:
     return books.num_sequences > 0 and books.num_free_blocks < books.num_blocks
 
 
-def transferring(pair: Pair) -> bool:
-    books = pair.decode.books()
-    return books.num_pulls > 0 and books.num_free_blocks < books.num_blocks
-
-
-STATES: dict[str, Callable[[Pair], bool]] = {"prefilling": prefilling, "transferring": transferring}
+STATES: dict[str, Callable[[Pair], bool]] = {"prefilling": prefilling, "transferring": Pair.is_pulling}
 
 
 @pytest.mark.parametrize("state", ["transferring", pytest.param("prefilling", marks=pytest.mark.nightly)])
@@ -98,8 +88,7 @@ def test_the_prefill_worker_is_killed(pair: Pair, state: str) -> None:
 @pytest.mark.nightly
 def test_a_prefill_worker_killed_while_the_other_decodes_is_not_missed(pair: Pair) -> None:
     body = completion(40, 810, ANSWER)
-    with Post(pair.gateway.url, body) as first:
-        expected = first.finish().text()
+    expected = send(pair.gateway.url, body).text()
     with Post(pair.gateway.url, body | {"stream": True}) as post:
         post.wait_events(10)
         pair.prefill.kill()
@@ -114,7 +103,7 @@ def test_the_decode_worker_is_killed_while_it_pulls(pair: Pair) -> None:
     body = completion(LONG_PROMPT, 820, 8)
     (expected,) = expect(pair, body)
     with Post(pair.gateway.url, body) as post:
-        until(lambda: transferring(pair), "a pull")
+        until(lambda: pair.is_pulling(), "a pull")
         pair.decode.kill()
         goes_on(post.finish(), expected)
     until(pair.prefill.is_idle, "an idle prefill worker")
@@ -125,9 +114,7 @@ def test_the_decode_worker_is_killed_while_it_decodes_and_others_wait_in_line(pa
     bodies = [completion(8, 830 + salt, ANSWER, stream=True) for salt in range(NUM_SEQS)]
     expected = expect(pair, *bodies)
     with ExitStack() as stack:
-        posts = [stack.enter_context(Post(pair.gateway.url, body)) for body in bodies]
-        for post in posts:
-            post.wait_events(5)
+        posts = begin_streams(stack, pair.gateway.url, bodies, 5)
         waiting = stack.enter_context(Post(pair.gateway.url, completion(8, 840, 8)))
         pair.decode.kill()
         for post, text in zip(posts, expected, strict=True):
@@ -144,7 +131,7 @@ def test_a_worker_that_is_suspended_and_resumed_late_harms_no_request(pair: Pair
     body = completion(LONG_PROMPT, 850, 40)
     (expected,) = expect(pair, body)
     with Post(pair.gateway.url, body | {"cache_salt": role}) as post:
-        until(lambda: transferring(pair) and prefilling(pair), "a hand-off under way")
+        until(lambda: pair.is_pulling() and prefilling(pair), "a hand-off under way")
         sleeper.signal(signal.SIGSTOP)
         goes_on(post.finish(), expected)
     sleeper.signal(signal.SIGCONT)
@@ -184,7 +171,6 @@ def test_a_worker_drains_on_a_stop_signal(pair: Pair) -> None:
 @pytest.mark.nightly
 def test_a_gateway_that_ends_cuts_a_stream_that_stands_still(pair: Pair) -> None:
     gateway = pair.cluster.gateway("patient", "--worker-timeout-s", "60", "--gateway-drain-s", "1")
-    gateway.wait_ready()
     gateway.wait_serving()
     with Post(gateway.url, completion(40, 880, LONG_ANSWER, stream=True)) as post:
         post.wait_events(5)

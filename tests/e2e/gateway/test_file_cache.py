@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.e2e.gateway.http import completion
+from tests.e2e.gateway.http import completion, send
 from tests.e2e.gateway.pair import SETTINGS
-from tests.e2e.gateway.processes import PATIENCE_S, Cluster, Gateway, cluster, until
+from tests.e2e.gateway.processes import Cluster, Gateway, cluster, until
 from tests.e2e.gateway.tiny_model import make_model
 
 pytestmark = pytest.mark.timeout(240)
@@ -33,23 +31,18 @@ def running(tmp_path: Path, redis_url: str) -> Iterator[Cluster]:
 
 def complete(gateway: Gateway, salt: int) -> tuple[str, int]:
     """Return the text after a prompt, and how many tokens of the prompt were cached."""
-    url, body = f"{gateway.url}/v1/completions", completion(LENGTH, salt, 8)
-    reply = httpx.post(url, json=body, timeout=PATIENCE_S, trust_env=False).raise_for_status().json()
+    reply = send(gateway.url, completion(LENGTH, salt, 8)).json()
     return reply["choices"][0]["text"], reply["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 def test_files_survive_the_death_of_their_writer_and_damage_is_noticed(running: Cluster, tmp_path: Path) -> None:
     gateway, worker = running.gateway("gateway"), running.worker("one", "mixed")
-    gateway.wait_ready()
-    worker.wait_ready()
-    gateway.wait_serving()
+    running.wait_serving()
     texts = [complete(gateway, salt)[0] for salt in SALTS]
     until(lambda: worker.books().num_file_blocks > 100, "files")
-    worker.signal(signal.SIGKILL)
-    worker.wait()
+    worker.kill()
     second = running.again(worker)
-    second.wait_ready()
-    gateway.wait_serving()
+    running.wait_serving()
     until(lambda: second.books().num_file_blocks > 100, "the files of the first life")
     replies = [complete(gateway, salt) for salt in SALTS]
     assert [text for text, _ in replies] == texts

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from tests.e2e.gateway.http import Answer, Post, completion
-from tests.e2e.gateway.pair import SETTINGS
-from tests.e2e.gateway.processes import Cluster, cluster, until
+from tests.e2e.gateway.http import Post, completion, send
+from tests.e2e.gateway.processes import Cluster, until
 
 _BATCH = {"x-tandem-lane": "batch"}
 _EXPLAIN = {"x-tandem-explain": "1"}
 _LONG, _SHORT = 2000, 4
-
-
-@pytest.fixture
-def running(tmp_path: Path, redis_url: str, model: Path) -> Iterator[Cluster]:
-    with cluster(tmp_path, redis_url, model, *SETTINGS, "--namespace", tmp_path.name) as running:
-        yield running
 
 
 @pytest.mark.timeout(180)
@@ -30,25 +20,19 @@ def test_batch_answers_yield_a_seat_and_lose_no_token(running: Cluster, pools: t
     # The last worker decodes, two sequences at a time.
     *_, decoder = workers = [running.worker(pool, pool, "--max-num-seqs", "2") for pool in pools]
     gateway = running.gateway("gateway")
-    for program in running.programs:
-        program.wait_ready()
-    gateway.wait_serving()
+    running.wait_serving()
     bodies = [completion(40, salt, _LONG, stream=True) for salt in (1, 2)]
-
-    def alone(number: int) -> str:
-        with Post(gateway.url, bodies[number]) as post:
-            return post.finish().text()
 
     until(lambda: _short(gateway.url, 9)[1] == path, f"a request on the path {path}")
     with Post(gateway.url, bodies[0], headers=_BATCH) as first, Post(gateway.url, bodies[1], headers=_BATCH) as second:
         first.wait_events(3)
         second.wait_events(3)
-        answers = [_explained(gateway.url, salt) for salt in (3, 4)]
+        answers = [send(gateway.url, completion(30, salt, _SHORT), headers=_EXPLAIN) for salt in (3, 4)]
         books = decoder.books()
         ended = [post.finish() for post in (first, second)]
     assert books.num_sequences == 2, "both batch answers, which filled the worker, were unfinished when others ended"
     assert [(answer.status, answer.path) for answer in answers] == [(200, path)] * 2
-    assert [answer.text() for answer in ended] == [alone(0), alone(1)]
+    assert [answer.text() for answer in ended] == [send(gateway.url, body).text() for body in bodies]
     facts = [answer.about() for answer in ended]
     assert sum(fact.get("preemptions", 0) for fact in facts) >= 1, facts
     assert all(fact["paused_ms"] > 0 for fact in facts if "preemptions" in fact)
@@ -76,15 +60,8 @@ def test_batch_answers_yield_a_seat_and_lose_no_token(running: Cluster, pools: t
 
 def _short(url: str, salt: int) -> tuple[str, str]:
     """Return the text and the path of a short interactive answer."""
-    with Post(url, completion(30, salt, _SHORT)) as post:
-        answer = post.finish()
+    answer = send(url, completion(30, salt, _SHORT))
     return answer.text(), answer.path
-
-
-def _explained(url: str, salt: int) -> Answer:
-    """Return a short interactive answer that explains its waits."""
-    with Post(url, completion(30, salt, _SHORT), headers=_EXPLAIN) as post:
-        return post.finish()
 
 
 @pytest.mark.nightly
@@ -92,15 +69,10 @@ def _explained(url: str, salt: int) -> Answer:
 def test_a_paused_answer_can_be_cancelled_and_survives_its_worker(running: Cluster) -> None:
     prefill, decoder = (running.worker(pool, pool, "--max-num-seqs", "1") for pool in ("prefill", "decode"))
     gateway = running.gateway("gateway")
-    for program in running.programs:
-        program.wait_ready()
-    gateway.wait_serving()
+    running.wait_serving()
     until(lambda: _short(gateway.url, 9)[1] == "remote", "a request on two workers")
     bodies = [completion(40, salt, 1200, stream=True) for salt in (1, 2)]
-    expected = []
-    for body in bodies:
-        with Post(gateway.url, body | {"cache_salt": "undisturbed"}) as post:
-            expected.append(post.finish().text())
+    expected = [send(gateway.url, body | {"cache_salt": "undisturbed"}).text() for body in bodies]
 
     with Post(gateway.url, bodies[0], headers=_BATCH) as paused:
         paused.wait_events(3)

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from tests.e2e.gateway.http import Answer, Post, completion
-from tests.e2e.gateway.pair import SETTINGS
-from tests.e2e.gateway.processes import Cluster, cluster, until
-
-
-@pytest.fixture
-def running(tmp_path: Path, redis_url: str, model: Path) -> Iterator[Cluster]:
-    with cluster(tmp_path, redis_url, model, *SETTINGS, "--namespace", tmp_path.name) as running:
-        yield running
+from tests.e2e.gateway.http import Answer, completion, send
+from tests.e2e.gateway.processes import Cluster, until
 
 
 @pytest.mark.timeout(180)
@@ -23,15 +13,12 @@ def test_requests_run_on_workers_of_their_lane_and_wait_for_one_where_none_is_le
     running.worker("day", "mixed", "--lanes", "interactive,standard")
     night = running.worker("night", "mixed", "--lanes", "batch")
     gateway = running.gateway("gateway", "--no-worker-wait-s", "1")
-    for program in running.programs:
-        program.wait_ready()
-    gateway.wait_serving()
+    running.wait_serving()
     assert list(night.describe().lanes) == ["batch"]
 
     def complete(lane: str) -> Answer:
         headers = {"x-tandem-lane": lane, "x-tandem-explain": "1"}
-        with Post(gateway.url, completion(40, 1, 4), headers=headers) as post:
-            return post.finish()
+        return send(gateway.url, completion(40, 1, 4), headers=headers)
 
     def place(lane: str) -> str:
         """Return the worker that answers a request of a lane; empty where the request fails."""

@@ -18,7 +18,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.e2e.calm.test_grpc import completion as grpc_completion
 from tests.e2e.calm.test_grpc import connected
-from tests.e2e.gateway.http import LONG_ANSWER, LONG_PROMPT, Answer, Post, completion
+from tests.e2e.gateway.http import LONG_ANSWER, LONG_PROMPT, Answer, Post, completion, send
 from tests.e2e.gateway.pair import SETTINGS
 from tests.e2e.gateway.processes import Cluster, Gateway, Worker, cluster, until
 from tests.otlp import OtlpReceiver, Value, attributes, otlp_receiver
@@ -54,8 +54,7 @@ class Traced:
         return [ReceivedSpan(resource, span) for resource, span in found if span.trace_id.hex() == trace]
 
     def complete(self, body: dict[str, Any], trace: str, *, flags: str = "01") -> Answer:
-        with Post(self.gateway.url, body, headers=parent(trace, flags)) as post:
-            return post.finish()
+        return send(self.gateway.url, body, headers=parent(trace, flags))
 
     def tree(self, trace: str, *names: str) -> dict[str, ReceivedSpan]:
         """Return the spans of a trace by name, once they have arrived; additional ones fail the test. A "queue" span
@@ -124,9 +123,7 @@ def traced(tmp_path_factory: pytest.TempPathFactory, redis_url: str, model: Path
             prefill, decode = running.worker("p", "prefill"), running.worker("d", "decode")
         with sent_to(by_grpc):
             gateway = running.gateway("gateway")
-        for program in running.programs:
-            program.wait_ready()
-        gateway.wait_serving()
+        running.wait_serving()
         made = Traced(running, gateway, prefill, decode, by_grpc, by_http)
         until(lambda: made.complete(completion(8, 0, 2), trace_of(1)).path == "remote", "a request that is split")
         yield made
@@ -192,8 +189,7 @@ def test_grpc_requests_are_traced_too(traced: Traced) -> None:
 
 def test_a_request_line_names_the_trace(traced: Traced) -> None:
     trace = trace_of(0xD)
-    with Post(traced.gateway.url, completion(8, 40, 2), headers=parent(trace) | {"x-request-id": "line-1"}) as post:
-        post.finish()
+    send(traced.gateway.url, completion(8, 40, 2), headers=parent(trace) | {"x-request-id": "line-1"})
 
     def lines() -> list[dict[str, Any]]:
         found = [json.loads(line) for line in traced.gateway.log.splitlines()]
@@ -229,30 +225,25 @@ def test_a_refused_or_cancelled_request_has_a_root_span_with_the_error(traced: T
 def test_metrics_of_all_processes_arrive(traced: Traced) -> None:
     def metric_points(instance_of: str, name: str) -> list[Any]:
         found = [*traced.by_grpc.metrics, *traced.by_http.metrics]
-        return [
-            metric
-            for resource, metric in found
-            if metric.name == name and resource["service.instance.id"] == instance_of
-        ]
+        return [one for resource, one in found if one.name == name and resource["service.instance.id"] == instance_of]
 
-    def tokens(instance: str, name: str) -> list[float]:
-        return [
-            sum(p.as_double or p.as_int for p in metric.sum.data_points) for metric in metric_points(instance, name)
-        ]
+    def tokens(instance: str) -> list[float]:
+        points = [metric.sum.data_points for metric in metric_points(instance, "tandem.generated_tokens")]
+        return [sum(point.as_double or point.as_int for point in each) for each in points]
 
     traced.complete(completion(40, 70, 8), trace_of(0x10))
     gateways = {resource["service.instance.id"] for resource, _ in traced.by_grpc.metrics}
     assert len(gateways) == 1
     (gateway,) = gateways
-    num_generated = {name: tokens(name, "tandem.generated_tokens")[-1] for name in ("p", "d")}
+    num_generated = {name: tokens(name)[-1] for name in ("p", "d")}
     traced.complete(completion(40, 71, 8), trace_of(0x11))
-    until(lambda: tokens("d", "tandem.generated_tokens")[-1] >= num_generated["d"] + 7, "the decode worker's tokens")
-    until(lambda: tokens("p", "tandem.generated_tokens")[-1] > num_generated["p"], "the prefill worker's token")
+    until(lambda: tokens("d")[-1] >= num_generated["d"] + 7, "the decode worker's tokens")
+    until(lambda: tokens("p")[-1] > num_generated["p"], "the prefill worker's token")
     until(lambda: metric_points(gateway, "gen_ai.server.time_to_first_token"), "what clients see")
     last = metric_points("d", "tandem.generated_tokens")[-1]
     assert last.unit == "{token}" and last.sum.is_monotonic
     assert last.sum.aggregation_temporality == AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
-    assert all(one <= other for one, other in pairwise(tokens("d", "tandem.generated_tokens")))
+    assert all(one <= other for one, other in pairwise(tokens("d")))
     first = metric_points(gateway, "gen_ai.server.time_to_first_token")[-1]
     (point,) = first.histogram.data_points
     assert first.unit == "s" and point.count == sum(point.bucket_counts) > 0
@@ -265,22 +256,19 @@ def test_metrics_of_all_processes_arrive(traced: Traced) -> None:
 def test_receivers_that_hang_or_are_gone_harm_no_request(traced: Traced) -> None:
     with pushing(**PUSHED, OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:1"):
         alone = traced.cluster.gateway("alone")
-    alone.wait_ready()
     alone.wait_serving()
-    for receiver in (traced.by_grpc, traced.by_http):
+    receivers = (traced.by_grpc, traced.by_http)
+    for receiver in receivers:
         receiver.is_open.clear()
-    before = [receiver.num_calls for receiver in (traced.by_grpc, traced.by_http)]
+    before = [receiver.num_calls for receiver in receivers]
     try:
-        until(
-            lambda: all(r.num_calls > n for r, n in zip((traced.by_grpc, traced.by_http), before, strict=True)), "calls"
-        )
+        until(lambda: all(r.num_calls > n for r, n in zip(receivers, before, strict=True)), "calls")
         for url in (traced.gateway.url, alone.url):
             for number in range(5):
-                with Post(url, completion(40, 80 + number, 8)) as post:
-                    answer = post.finish()
+                answer = send(url, completion(40, 80 + number, 8))
                 assert answer.status == 200 and answer.error() is None
     finally:
-        for receiver in (traced.by_grpc, traced.by_http):
+        for receiver in receivers:
             receiver.is_open.set()
     assert alone.stop() == 0
 

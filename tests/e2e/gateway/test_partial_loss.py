@@ -4,7 +4,6 @@ while any of them can serve, whatever else is lost.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +12,7 @@ import httpx
 import pytest
 
 from tests.e2e.gateway.pair import SETTINGS
-from tests.e2e.gateway.processes import PATIENCE_S, Cluster, Gateway, Redis, Worker, cluster, until
+from tests.e2e.gateway.processes import PATIENCE_S, Cluster, Gateway, Redis, Worker, cluster, redis_server, until
 from tests.e2e.gateway.tiny_model import make_model
 
 NO_WAIT = ("--no-worker-wait-s", "1")
@@ -56,22 +55,15 @@ class Rig(NamedTuple):
 @pytest.fixture
 def rig(tmp_path: Path, model: Path) -> Iterator[Rig]:
     second = make_model(tmp_path / "second", seed=8)
-    with tempfile.TemporaryDirectory() as directory:
-        redis = Redis(Path(directory))
-        redis.start()
-        try:
-            with cluster(tmp_path, redis.url, model, *SETTINGS, *NO_WAIT) as running:
-                prefill, decode = running.worker("p", "prefill"), running.worker("d", "decode")
-                names = ("--model", str(second), "--served-model-name", "second,another")
-                mixed, gateway = running.worker("m", "mixed", *names), running.gateway("gateway")
-                for program in running.programs:
-                    program.wait_ready()
-                until(lambda: path_of(gateway, "tiny") == "remote", "a request on two workers")
-                until(lambda: path_of(gateway, "second") == "local", "an answer of the second model")
-                assert probe(gateway, "/ready") == (200, "") and shortages(gateway) == set()
-                yield Rig(redis, running, prefill, decode, mixed, gateway)
-        finally:
-            redis.stop()
+    with redis_server() as redis, cluster(tmp_path, redis.url, model, *SETTINGS, *NO_WAIT) as running:
+        prefill, decode = running.worker("p", "prefill"), running.worker("d", "decode")
+        names = ("--model", str(second), "--served-model-name", "second,another")
+        mixed, gateway = running.worker("m", "mixed", *names), running.gateway("gateway")
+        running.wait_serving()
+        until(lambda: path_of(gateway, "tiny") == "remote", "a request on two workers")
+        until(lambda: path_of(gateway, "second") == "local", "an answer of the second model")
+        assert probe(gateway, "/ready") == (200, "") and shortages(gateway) == set()
+        yield Rig(redis, running, prefill, decode, mixed, gateway)
 
 
 @pytest.mark.timeout(180)

@@ -16,12 +16,12 @@ from typing import Any
 import httpx
 import pytest
 
-from tandem.admission.api_keys import hash_text, key_digest
 from tests.deploy.files import dashboards, panel_queries, rules
 from tests.e2e.cluster import PATIENCE_S, Program
 from tests.e2e.gateway.http import prompt
 from tests.e2e.gateway.processes import Cluster, Gateway, cluster, until
 from tests.e2e.gateway.prometheus import Prometheus, filled_in, prometheus
+from tests.e2e.gateway.tenants import key_of, tenants_file
 from tests.otlp import OtlpReceiver, otlp_receiver
 from tests.ports import free_port
 
@@ -29,18 +29,8 @@ pytestmark = pytest.mark.nightly
 SETTINGS = (
     *("--served-model-name", "tiny", "--transfer-backend", "local", "--kv-cache-memory", "32MiB"),
     *("--max-num-batched-tokens", "64", "--max-num-seqs", "8", "--speculative-method", "ngram"),
-    *(
-        "--disaggregation",
-        "auto",
-        "--ttft-ms",
-        "20000",
-        "--itl-ms",
-        "20000",
-        "--standard-ttft-ms",
-        "20000",
-        "--early-rejection",
-        "off",
-    ),
+    *("--disaggregation", "auto", "--early-rejection", "off"),
+    *("--ttft-ms", "20000", "--itl-ms", "20000", "--standard-ttft-ms", "20000"),
 )
 TENANTS = {
     "split": "lane: interactive, cache_sharing: public, disaggregation: prefer, tokens_per_minute: 100000000, ",
@@ -49,10 +39,8 @@ TENANTS = {
     "slow": "lane: batch, requests_per_minute: 2, ",
 }
 LENGTH = 600
-VALUES = dict.fromkeys(("namespace", "tenant", "lane", "pool", "worker"), ".*") | {
-    "__rate_interval": "1m",
-    "__range": "1m",
-}
+INTERVALS = {"__rate_interval": "1m", "__range": "1m"}
+VALUES = dict.fromkeys(("namespace", "tenant", "lane", "pool", "worker"), ".*") | INTERVALS
 
 EMPTY = {
     "tandem_planner_actuator_errors_total": "nothing is asked of Kubernetes",
@@ -90,7 +78,7 @@ class Watched:
     def complete(self, tenant: str, salt: int, **body: Any) -> str:
         """Return the path that a request took; empty where it was refused."""
         given = {"model": "tiny", "prompt": prompt(LENGTH, salt), "max_tokens": 48, "temperature": 0, **body}
-        headers = {"x-api-key": f"tdm_{tenant}"}
+        headers = {"x-api-key": key_of(tenant)}
         url = f"{self.gateway.url}/v1/completions"
         answer = httpx.post(url, json=given, headers=headers, timeout=PATIENCE_S, trust_env=False)
         self.statuses[tenant][answer.status_code] += 1
@@ -102,15 +90,12 @@ class Watched:
 
 def start(running: Cluster, directory: Path) -> Gateway:
     """Start a pair of workers and a gateway that has transferred a block between them."""
-    lines = [f"  {name}: {{{limits}keys: [{{hash: '{digest(name)}'}}]}}\n" for name, limits in TENANTS.items()]
     file = directory / "tenants.yaml"
-    file.write_text("tenants:\n" + "".join(lines))
+    file.write_text(tenants_file(TENANTS))
     running.worker("p", "prefill")
     running.worker("d", "decode")
     gateway = running.gateway("gateway", "--auth", "keys", "--tenants", str(file))
-    for program in running.programs:
-        program.wait_ready()
-    gateway.wait_serving()
+    running.wait_serving()
     return gateway
 
 
@@ -128,10 +113,6 @@ def planning(directory: Path, redis_url: str) -> Iterator[str]:
         yield address
     finally:
         program.stop()
-
-
-def digest(tenant: str) -> str:
-    return hash_text(key_digest(f"tdm_{tenant}"))
 
 
 def load(watched: Watched) -> None:

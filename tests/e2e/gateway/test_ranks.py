@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.gateway.http import Post, completion
+from tests.e2e.gateway.http import Post, completion, send
 from tests.e2e.gateway.pair import SETTINGS
 from tests.e2e.gateway.processes import Cluster, Worker, cluster, until
 from tests.pids import is_running
@@ -32,9 +32,8 @@ def running(tmp_path: Path, redis_url: str, model: Path, monkeypatch: pytest.Mon
     with tempfile.TemporaryDirectory(prefix="tp-") as short:
         monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
         monkeypatch.setenv("TMPDIR", short)
-        with cluster(
-            tmp_path, redis_url, model, *SETTINGS, "--dtype", "float64", "--namespace", Path(short).name
-        ) as running:
+        own = ("--dtype", "float64", "--namespace", Path(short).name)
+        with cluster(tmp_path, redis_url, model, *SETTINGS, *own) as running:
             yield running
         assert list(Path(short).glob("tandem-ranks-*")) == []
 
@@ -54,17 +53,14 @@ def follower_of(worker: Worker) -> int:
 def complete_all(url: str) -> list[str]:
     """Send all requests at once, so that they share steps."""
     with ExitStack() as stack:
-        posts = [
-            stack.enter_context(Post(url, completion(length, 900 + length, 24, cache_salt="all"))) for length in PROMPTS
-        ]
+        bodies = [completion(length, 900 + length, 24, cache_salt="all") for length in PROMPTS]
+        posts = [stack.enter_context(Post(url, body)) for body in bodies]
         return [post.finish().text() for post in posts]
 
 
 def test_two_ranks_serve_and_what_one_of_them_leaves_goes_on_elsewhere(running: Cluster) -> None:
     gateway, ranked = running.gateway("gateway", *PATIENT), running.worker("ranked", "mixed", *RANKED, *PATIENT)
-    gateway.wait_ready()
-    ranked.wait_ready()
-    gateway.wait_serving()
+    running.wait_serving()
     by_two = complete_all(gateway.url)
     until(ranked.is_idle, "an idle worker")
     body = completion(20, 950, 150)
@@ -74,15 +70,14 @@ def test_two_ranks_serve_and_what_one_of_them_leaves_goes_on_elsewhere(running: 
         ranked.signal(signal.SIGSTOP)
         alone = running.worker("alone", "mixed")
         alone.wait_ready()
-        until(lambda: gateway.metrics()['tandem_live_workers{pool="mixed"}'] == 2, "both workers")
+        until(lambda: gateway.num_live("mixed") == 2, "both workers")
         os.kill(follower_of(ranked), signal.SIGKILL)
         ranked.signal(signal.SIGCONT)
         answer = post.finish()
     assert answer.error() is None and answer.about()["attempts"] == 2, answer.about()
     assert ranked.wait() == 1 and "rank 1 is gone" in ranked.log and "Traceback" not in ranked.log
     assert complete_all(gateway.url) == by_two
-    with Post(gateway.url, body) as post:
-        assert post.finish().text() == answer.text()
+    assert send(gateway.url, body).text() == answer.text()
     until(alone.is_idle, "an idle worker")
     assert alone.stop() == 0
 
@@ -102,9 +97,7 @@ def test_the_second_rank_ends_with_the_first(running: Cluster) -> None:
 def test_a_rank_that_stands_still_costs_its_worker(running: Cluster) -> None:
     """The stop is noticed within `step_stall_s`, although the process lives."""
     gateway, ranked = running.gateway("gateway"), running.worker("ranked", "mixed", *RANKED, "--step-stall-s", "5")
-    gateway.wait_ready()
-    ranked.wait_ready()
-    gateway.wait_serving()
+    running.wait_serving()
     follower = follower_of(ranked)
     with Post(gateway.url, completion(20, 960, 2000, stream=True)) as post:
         post.wait_events(5)

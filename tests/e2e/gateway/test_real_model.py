@@ -29,9 +29,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterato
         running.worker("p", "prefill")
         running.worker("d", "decode")
         gateway = running.gateway("gateway")
-        for program in running.programs:
-            program.wait_ready()
-        gateway.wait_serving()
+        running.wait_serving()
         yield gateway
         assert running.complaints() == []
 
@@ -134,11 +132,7 @@ def test_the_capital_of_france(client: openai.OpenAI) -> None:
     assert "Paris" in (choice.message.content or "")
     assert choice.finish_reason == "stop", "the model ends its answer itself"
     chunks = client.chat.completions.create(
-        model=MODEL,
-        messages=CHAT,  # type: ignore[arg-type]
-        max_tokens=24,
-        temperature=0,
-        stream=True,
-    )
+        model=MODEL, messages=CHAT, max_tokens=24, temperature=0, stream=True  # type: ignore[arg-type]
+    )  # fmt: skip
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == choice.message.content

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.gateway.http import Post, completion
+from tests.e2e.gateway.http import Post, begin_streams, completion, send
 from tests.e2e.gateway.pair import SETTINGS
 from tests.e2e.gateway.processes import Cluster, Gateway, cluster, until
 
@@ -40,17 +40,14 @@ def test_answers_move_to_a_worker_that_begins_to_decode(running: Cluster, redis_
         workers[-1].wait_ready()
     _, crowded, joining = workers
     gateway = running.gateway("gateway", "--rebalance", "on", "--rebalance-min-gain", "0.01")
-    gateway.wait_ready()
     gateway.wait_serving()
     bodies = [completion(40, salt, NUM_TOKENS, stream=True) for salt in range(NUM_ANSWERS)]
     with ExitStack() as stack:
-        posts = [stack.enter_context(Post(gateway.url, body)) for body in bodies]
-        for post in posts:
-            post.wait_events(3)
+        posts = begin_streams(stack, gateway.url, bodies, 3)
         # It is stopped meanwhile, because a fast worker would finish before the gateway knows the other one.
         crowded.signal(signal.SIGSTOP)
         joining.assign_role(redis_url, tmp_path.name, "decode")
-        until(lambda: gateway.metrics()['tandem_live_workers{pool="decode"}'] == 2, "a second decode worker")
+        until(lambda: gateway.num_live("decode") == 2, "a second decode worker")
         crowded.signal(signal.SIGCONT)
         until(lambda: num_moves(gateway, "moved") >= 1, "a moved sequence")
         answers = [post.finish() for post in posts]
@@ -59,11 +56,11 @@ def test_answers_move_to_a_worker_that_begins_to_decode(running: Cluster, redis_
     num_moved, num_ended = num_moves(gateway, "moved"), num_moves(gateway, "ended")
     assert num_moved <= sum(retries) <= num_moved + num_ended and max(retries) <= 2, (retries, gateway.log)
     with ExitStack() as stack:
-        again = [stack.enter_context(Post(gateway.url, body)) for body in bodies]
+        again = begin_streams(stack, gateway.url, bodies, 0)
         assert [answer.text() for answer in answers] == [post.finish().text() for post in again]
     for worker in workers:
         until(worker.is_idle, f"an idle {worker.name}")
-    assert not [line for program in running.programs for line in program.log.splitlines() if "ERROR" in line]
+    assert running.log_lines("ERROR") == []
 
 
 @pytest.mark.timeout(240)
@@ -73,9 +70,7 @@ def test_a_preempted_answer_continues_on_a_worker_with_room(running: Cluster, re
         running.worker(name, pool, *seats) for name, pool in (("p", "prefill"), ("d", "decode"), ("e", "prefill"))
     ]
     gateway = running.gateway("gateway", "--rebalance", "on")
-    for program in running.programs:
-        program.wait_ready()
-    gateway.wait_serving()
+    running.wait_serving()
     body, urgent_body = (completion(40, salt, NUM_TOKENS, stream=True) for salt in (1, 2))
     with Post(gateway.url, body, headers={"x-tandem-lane": "batch"}) as paused:
         paused.wait_events(3)
@@ -85,18 +80,17 @@ def test_a_preempted_answer_continues_on_a_worker_with_room(running: Cluster, re
             # It is stopped meanwhile, because the urgent answer may end before the gateway knows the other worker.
             crowded.signal(signal.SIGSTOP)
             joining.assign_role(redis_url, tmp_path.name, "decode")
-            until(lambda: gateway.metrics()['tandem_live_workers{pool="decode"}'] == 2, "a second decode worker")
+            until(lambda: gateway.num_live("decode") == 2, "a second decode worker")
             crowded.signal(signal.SIGCONT)
             until(lambda: num_moves(gateway, "resumed") == 1, "the preempted answer on the other worker")
             answers = [post.finish() for post in (paused, urgent)]
     facts = answers[0].about()
     assert facts["path"] == "remote;retries=1" and facts["preemptions"] >= 1 and facts["paused_ms"] > 0
     for answer, each in zip(answers, (body, urgent_body), strict=True):
-        with Post(gateway.url, each | {"cache_salt": "undisturbed"}) as post:
-            assert answer.text() == post.finish().text()
+        assert answer.text() == send(gateway.url, each | {"cache_salt": "undisturbed"}).text()
     for worker in workers:
         until(worker.is_idle, f"an idle {worker.name}")
-    assert not [line for program in running.programs for line in program.log.splitlines() if "ERROR" in line]
+    assert running.log_lines("ERROR") == []
 
 
 @pytest.mark.nightly
@@ -105,27 +99,22 @@ def test_answers_leave_a_worker_that_becomes_a_prefill_worker(running: Cluster, 
     workers = [running.worker(name, pool) for name, pool in (("p", "prefill"), ("d", "decode"), ("e", "prefill"))]
     _, leaving, joining = workers
     gateway = running.gateway("gateway", "--rebalance", "on")
-    for program in running.programs:
-        program.wait_ready()
-    gateway.wait_serving()
+    running.wait_serving()
     bodies = [completion(40, salt, NUM_TOKENS, stream=True) for salt in range(3)]
     with ExitStack() as stack:
-        posts = [stack.enter_context(Post(gateway.url, body)) for body in bodies]
-        for post in posts:
-            post.wait_events(3)
+        posts = begin_streams(stack, gateway.url, bodies, 3)
         # It is stopped meanwhile, because a fast worker would finish before the gateway knows the new roles.
         leaving.signal(signal.SIGSTOP)
         joining.assign_role(redis_url, tmp_path.name, "decode")
         leaving.assign_role(redis_url, tmp_path.name, "prefill")
-        until(lambda: gateway.metrics()['tandem_live_workers{pool="prefill"}'] == 2, "a second prefill worker")
+        until(lambda: gateway.num_live("prefill") == 2, "a second prefill worker")
         leaving.signal(signal.SIGCONT)
         until(lambda: num_moves(gateway, "moved") == len(bodies), "all sequences on the other worker")
         answers = [post.finish() for post in posts]
     assert {answer.about()["path"] for answer in answers} == {"remote;retries=1"}
     assert "its worker computes prompts only" in gateway.log
     for answer, body in zip(answers, bodies, strict=True):
-        with Post(gateway.url, body | {"cache_salt": "undisturbed"}) as post:
-            assert answer.text() == post.finish().text()
+        assert answer.text() == send(gateway.url, body | {"cache_salt": "undisturbed"}).text()
     for worker in workers:
         until(worker.is_idle, f"an idle {worker.name}")
-    assert not [line for program in running.programs for line in program.log.splitlines() if "ERROR" in line]
+    assert running.log_lines("ERROR") == []

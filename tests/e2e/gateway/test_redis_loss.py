@@ -14,21 +14,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tandem.admission.api_keys import hash_text, key_digest
 from tests.contract.stores.redis_servers import TcpServer, tcp_server
 from tests.contract.stores.test_loss import FAULTS
 from tests.e2e.gateway.http import prompt
 from tests.e2e.gateway.pair import SETTINGS
 from tests.e2e.gateway.processes import PATIENCE_S, Cluster, Gateway, Worker, cluster, until
+from tests.e2e.gateway.tenants import key_of, tenants_file
 
 pytestmark = [pytest.mark.nightly, pytest.mark.redis, pytest.mark.timeout(240)]
 
-KEY = "tdm_acme"
 NUM_REQUESTS = 8
 """Number of requests at each gateway while Redis is lost."""
-TENANTS = f"""tenants:
-  acme: {{tokens_per_minute: 1000000000, max_concurrency: 100, keys: [{{hash: '{hash_text(key_digest(KEY))}'}}]}}
-"""
 
 
 @dataclass
@@ -44,7 +40,7 @@ class Load:
         with httpx.Client(base_url=self.gateway.url, timeout=PATIENCE_S, trust_env=False) as http:
             while not self.is_over.is_set():
                 body = {"model": "tiny", "prompt": prompt(20, next(self.salts)), "max_tokens": 3}
-                answer = http.post("/v1/completions", json=body, headers={"x-api-key": KEY})
+                answer = http.post("/v1/completions", json=body, headers={"x-api-key": key_of("acme")})
                 self.statuses.append(answer.status_code)
 
     def wait_more(self) -> None:
@@ -90,20 +86,16 @@ class Rig:
 def rig(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Rig]:
     directory = tmp_path_factory.mktemp("loss")
     tenants = directory / "tenants.yaml"
-    tenants.write_text(TENANTS)
+    tenants.write_text(tenants_file({"acme": "tokens_per_minute: 1000000000, max_concurrency: 100, "}))
     with tcp_server() as redis, cluster(directory, redis.url, model, *SETTINGS) as running:
         workers = running.worker("p", "prefill"), running.worker("d", "decode")
         settings = ("--auth", "keys", "--tenants", str(tenants))
         gateways = running.gateway("one", *settings), running.gateway("two", *settings)
-        for program in running.programs:
-            program.wait_ready()
-        for gateway in gateways:
-            gateway.wait_serving()
+        running.wait_serving()
         yield Rig(redis, running, workers, gateways)
         running.stop()
         assert {program.exit_code for program in running.programs} == {0}
-        log_lines = [line for program in running.programs for line in program.log.splitlines()]
-        assert not [line for line in log_lines if "Traceback" in line or "ERROR" in line]
+        assert running.log_lines("Traceback", "ERROR") == []
 
 
 def words(gateway: Gateway) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +16,8 @@ from tandem.stores.replica_targets import ReplicaTargets
 from tests.e2e.cluster import Program
 from tests.e2e.gateway.http import Post, completion
 from tests.e2e.gateway.pair import SETTINGS
-from tests.e2e.gateway.processes import PATIENCE_S, Cluster, Gateway, Redis, Worker, cluster, until
-from tests.e2e.gateway.test_partial_loss import complete, path_of, probe, shortages
+from tests.e2e.gateway.processes import PATIENCE_S, Cluster, Gateway, Worker, cluster, redis_server, until
+from tests.e2e.gateway.test_partial_loss import NO_WAIT, complete, path_of, probe, shortages
 
 ONE, ZERO = {"prefill": 1, "decode": 1}, {"prefill": 0, "decode": 0}
 PLANNER = (
@@ -71,20 +70,14 @@ class Serve:
 
 @pytest.fixture
 def running(tmp_path: Path, model: Path) -> Iterator[tuple[Serve, Cluster]]:
-    with tempfile.TemporaryDirectory() as directory:
-        redis = Redis(Path(directory))
-        redis.start()
+    with redis_server() as redis, cluster(tmp_path, redis.url, model, *SETTINGS, *NO_WAIT) as programs:
+        serve = Serve(redis.url, programs)
+        serve.scale(ONE)
+        planner = Program(tmp_path, "planner", *PLANNER, "--redis-url", redis.url)
         try:
-            with cluster(tmp_path, redis.url, model, *SETTINGS, "--no-worker-wait-s", "1") as programs:
-                serve = Serve(redis.url, programs)
-                serve.scale(ONE)
-                planner = Program(tmp_path, "planner", *PLANNER, "--redis-url", redis.url)
-                try:
-                    yield serve, programs
-                finally:
-                    planner.stop()
+            yield serve, programs
         finally:
-            redis.stop()
+            planner.stop()
 
 
 def num_held(gateway: Gateway) -> float:
@@ -133,6 +126,5 @@ def test_pools_sleep_and_a_request_wakes_them(running: tuple[Serve, Cluster]) ->
     served: httpx.Response = answer.result()
     assert served.status_code == 200 and served.headers["x-tandem-path"].endswith(";held")
     assert "requests for model tiny are held until a worker can serve them" in gateway.log
-    assert [
-        line for line in (*gateway.complaints(), *late.complaints()) if "ERROR" in line or "Traceback" in line
-    ] == []
+    complaints = [*gateway.complaints(), *late.complaints()]
+    assert [line for line in complaints if "ERROR" in line or "Traceback" in line] == []

@@ -21,7 +21,7 @@ from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
 from tests.certificates import Authority
 from tests.e2e.cluster import PATIENCE_S
-from tests.e2e.gateway.http import LONG_ANSWER, Post, completion
+from tests.e2e.gateway.http import LONG_ANSWER, Post, completion, send
 from tests.e2e.gateway.pair import SETTINGS
 from tests.e2e.gateway.processes import Gateway, cluster, until
 
@@ -40,8 +40,7 @@ def trusting(authority: Authority) -> ssl.SSLContext:
 
 def status(gateway: Gateway, authority: Authority) -> int:
     """The status of a completion over a connection of its own."""
-    with Post(gateway.url, completion(40, 1, 8), context=trusting(authority)) as post:
-        return post.finish().status
+    return send(gateway.url, completion(40, 1, 8), context=trusting(authority)).status
 
 
 def stream_chat(gateway: Gateway, authority: Authority) -> list[pb.ChatReply]:

@@ -15,16 +15,15 @@ from tandem.wire.peer_auth import PeerAuth
 from tandem.wire.secret_file import SecretFile
 from tests.certificates import Authority
 from tests.e2e.cluster import PATIENCE_S
-from tests.e2e.gateway.http import LONG_ANSWER, Answer, Post, completion
+from tests.e2e.gateway.http import LONG_ANSWER, Answer, Post, completion, send
 from tests.e2e.gateway.pair import SETTINGS
 from tests.e2e.gateway.processes import Cluster, Gateway, Worker, cluster, until
 
 NUM_PROMPTS = 6
 
 
-def complete(gateway: Gateway, salt: int, max_tokens: int = 24) -> Answer:
-    with Post(gateway.url, completion(40, salt, max_tokens)) as post:
-        return post.finish()
+def complete(gateway: Gateway, salt: int) -> Answer:
+    return send(gateway.url, completion(40, salt, 24))
 
 
 def tandem(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -59,11 +58,9 @@ def load(gateway: Gateway, expected: dict[int, str]) -> Iterator[list[str]]:
 def start(running: Cluster, trust: PeerAuth, *pools: tuple[str, str]) -> tuple[Gateway, dict[str, Worker]]:
     workers = {name: running.worker(name, pool) for name, pool in pools}
     gateway = running.gateway("gateway")
-    for program in (*workers.values(), gateway):
-        program.wait_ready()
+    running.wait_serving()
     for worker in workers.values():
         worker.trust = trust
-    gateway.wait_serving()
     until(lambda: complete(gateway, 0).headers["x-tandem-path"] == "remote", "a request that is split")
     return gateway, workers
 
@@ -117,8 +114,7 @@ def _change_roles(here: tuple[str, ...], workers: dict[str, Worker], path: Calla
     until(lambda: "e@" in workers["e"].log and "role prefill" in workers["e"].log, "a heartbeat's answer")
     description = workers["e"].describe()
     assert (description.pool, description.role) == ("decode", "prefill")
-    tokens = workers["e"].describe().load
-    assert not tokens.draining
+    assert not workers["e"].describe().load.draining
     # The only other prefill worker now decodes: prompts can be computed on `e` alone.
     assert tandem("role", "p", "decode", *here).returncode == 0
     until(lambda: path() == "remote" and workers["p"].describe().role == "decode", "a pair of the new roles")
@@ -145,10 +141,8 @@ def _drain_one(here: tuple[str, ...], gateway: Gateway, workers: dict[str, Worke
         busy = [worker for worker in workers.values() if worker.describe().load.num_running]
         drained = busy[-1].name
         left = tandem("drain", drained, "--timeout", "0", *here)
-        assert (left.returncode, left.stdout) == (
-            1,
-            f"{drained} accepts no new jobs; 1 jobs and leases are left after 0 s\n",
-        )
+        assert left.returncode == 1
+        assert left.stdout == f"{drained} accepts no new jobs; 1 jobs and leases are left after 0 s\n"
         # What runs there moves to the others meanwhile.
         rows = {row.split()[0]: row for row in tandem("role", *here).stdout.splitlines()}
         assert "draining" in rows[drained]
@@ -172,21 +166,14 @@ def test_a_cluster_with_certificates(tmp_path: Path, redis_url: str, model: Path
     secret = tmp_path / "secret"
     secret.write_text("s" * 64 + "\n")
     ours = Authority(tmp_path / "ours").issue("worker")
-    tls = (
-        "--tls-cert-file",
-        ours.tls_cert_file,
-        "--tls-key-file",
-        ours.tls_key_file,
-        "--tls-ca-file",
-        ours.tls_ca_file,
-    )
+    certificate = ("--tls-cert-file", ours.tls_cert_file, "--tls-key-file", ours.tls_key_file)
+    tls = (*certificate, "--tls-ca-file", ours.tls_ca_file)
     here = ("--redis-url", redis_url, "--namespace", "tls", "--secret-file", str(secret), *tls)
     with cluster(tmp_path, redis_url, model, *SETTINGS, *here[2:]) as running:
-        workers = [running.worker("p", "prefill"), running.worker("d", "decode")]
+        running.worker("p", "prefill")
+        running.worker("d", "decode")
         gateway = running.gateway("gateway")
-        for program in (*workers, gateway):
-            program.wait_ready()
-        gateway.wait_serving()
+        running.wait_serving()
         until(lambda: complete(gateway, 0).headers["x-tandem-path"] == "remote", "a request that is split")
         assert [line.split()[6] for line in tandem("role", *here).stdout.splitlines()[1:]] == ["live,", "live,"]
         plain = tandem("role", *here[:6])

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 from tests.e2e.cluster import spawn
-from tests.e2e.serve.served import END_S, START_S, below, end, until
+from tests.e2e.serve.served import END_S, START_S, kill_tree, until
 from tests.ports import free_port
 
 HOST = "127.0.0.1"
@@ -51,10 +51,7 @@ class Head:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Kill everything at once, workers included."""
-        tree = [process for process, _ in below(self._process.pid)]
-        self._process.kill()
-        self._process.wait()
-        end(tree)
+        kill_tree(self._process)
         self._sessions.cleanup()
 
     def deploy(self, document: dict[str, Any]) -> None:
@@ -83,7 +80,11 @@ class Head:
 
     def _answers(self) -> bool:
         assert self._process.poll() is None, self._log.read_text(errors="replace")
-        try:
-            return httpx.get(self._api, timeout=END_S, trust_env=False).status_code == 200
-        except httpx.TransportError:
-            return False
+        return answers(self._api)
+
+
+def answers(api: str) -> bool:
+    try:
+        return httpx.get(api, timeout=END_S, trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False

@@ -135,6 +135,14 @@ def end(processes: Iterable[_Process]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all below it at once."""
+    tree = [one for one, _ in below(process.pid)]
+    process.kill()
+    process.wait()
+    end(tree)
+
+
 def cpu_ticks(pid: int) -> int:
     """Return the processor time that a process has used, in clock ticks."""
     fields = _stat(pid)

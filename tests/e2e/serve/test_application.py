@@ -27,7 +27,7 @@ from tandem.stores.replica_targets import ReplicaTargets, TargetRecord
 from tandem.stores.worker_registry import WorkerRecord, WorkerRegistry
 from tandem.worker.run_file import read_run_files
 from tests.chart.release import render
-from tests.e2e.gateway.http import LONG_ANSWER, Post, completion
+from tests.e2e.gateway.http import LONG_ANSWER, Post, completion, send
 from tests.e2e.gateway.processes import Cluster, Gateway, cluster
 from tests.e2e.gateway.tiny_model import make_model
 from tests.e2e.serve.head import Head
@@ -94,8 +94,7 @@ class Pod:
 
     def complete(self, salt: int) -> tuple[str, str]:
         """Return the answer and its path."""
-        with Post(self.gateway.url, completion(24, salt, 8)) as post:
-            answer = post.finish()
+        answer = send(self.gateway.url, completion(24, salt, 8))
         assert answer.status == 200, answer.json()
         return answer.text(), answer.path
 

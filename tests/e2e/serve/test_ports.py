@@ -15,7 +15,7 @@ import grpc
 import pytest
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest
 
-from tandem.admission.api_keys import hash_text, key_digest
+from tests.e2e.gateway.tenants import tenants_file
 from tests.e2e.serve.served import Served
 from tests.listening import Listener, listeners
 from tests.ports import free_port
@@ -175,7 +175,7 @@ def test_other_users_cannot_enter_its_directories(served: Served) -> None:
 @pytest.mark.nightly
 def test_ports_with_keys_are_those_of_the_document(tmp_path: Path) -> None:
     file = tmp_path / "tenants.yaml"
-    file.write_text(f"tenants: {{acme: {{keys: [{{hash: '{hash_text(key_digest('tdm_acme'))}'}}]}}}}")
+    file.write_text(tenants_file({"acme": ""}))
     metrics_port = free_port()
     keys = ("--auth", "keys", "--tenants", str(file), "--gateway-metrics-port", str(metrics_port))
     with Served("--port", "0", *keys) as served:

@@ -11,7 +11,7 @@ import pytest
 
 from tandem.core.events import Cancelled, Finished, Token
 from tandem.core.request import Request
-from tests.e2e.client import Client, hand_over
+from tests.e2e.client import Client, hand_over, settled
 from tests.e2e.worker.conftest import Start
 from tests.e2e.worker.test_two_workers import fresh_request
 
@@ -64,7 +64,6 @@ async def test_tokens_are_those_of_steps_one_by_one(start: Start) -> None:
         for request, name in handed:
             assert isinstance(await two.end_of(name), Finished)
             assert two.tokens(name) == [token.id for token in right[request.id]], request.sampling
-        for client in (plain, one, two):
-            await client.settled()
+        await settled(plain, one, two)
     for worker in workers:
         assert worker.stop() == 0 and worker.complaints() == []

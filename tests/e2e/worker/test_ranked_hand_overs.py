@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from tandem.core.errors import ErrorKind
-from tandem.core.events import Failed, Finished
-from tests.e2e.client import Client, hand_over
+from tandem.core.events import Finished
+from tests.e2e.client import Client, hand_over, settled
 from tests.e2e.cluster import WorkerProcess
 from tests.e2e.gateway.test_ranks import follower_of
 from tests.e2e.worker.conftest import Start
@@ -47,12 +47,10 @@ async def test_tokens_are_the_same_in_both_directions(pair: tuple[WorkerProcess,
                 pulled = consumer.pulled(key)
                 assert pulled is not None and pulled.num_blocks == -(-num_prompt // 16)
                 assert consumer.tokens(key) == await in_one_place(single, request)
-            await producer.settled()
-            await consumer.settled()
+            await settled(producer, consumer)
         key, _ = await hand_over(ranked, single, fresh_request(3000, 8))
         await half_computed(ranked)
         os.kill(follower_of(two), signal.SIGKILL)
-        failed = await single.end_of(key)
-        assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
+        await single.failure(key, ErrorKind.KV_LOST)
         await single.settled()
     assert two.wait() == 1 and one.stop() == 0

@@ -24,7 +24,7 @@ from tandem.core.ids import HandoffId, JobKey, RequestId, WorkerRef
 from tandem.core.request import GenerateJob, PrefillJob, RemotePrefix, Request, ResumeJob
 from tandem.engine.kv_consumer import MIN_PREFIX_FETCH_S
 from tandem.wire.gen import worker_pb2 as pb
-from tests.e2e.client import Client, hand_over, new_request
+from tests.e2e.client import Client, hand_over, new_request, settled
 from tests.e2e.cluster import WorkerProcess
 from tests.e2e.worker.conftest import LEASE_S, MODEL_NAME, Start
 from tests.golden.penalties import processors
@@ -108,8 +108,7 @@ async def test_split_in_two_the_tokens_are_the_same(pair: Pair, num_prompt: int)
         assert pulled is not None and pulled.num_blocks == -(-num_prompt // 16)
         assert tokens == await in_one_place(producer, request)
         assert tokens == await in_one_place(consumer, request)
-        await producer.settled()
-        await consumer.settled()
+        await settled(producer, consumer)
 
 
 async def test_the_metrics_of_both_workers_add_up(pair: Pair) -> None:
@@ -117,8 +116,7 @@ async def test_the_metrics_of_both_workers_add_up(pair: Pair) -> None:
         befores = [await scrape(client) for client in (producer, consumer)]
         key, _ = await hand_over(producer, consumer, fresh_request(100, 24))
         assert isinstance(await consumer.end_of(key), Finished)
-        await producer.settled()
-        await consumer.settled()
+        await settled(producer, consumer)
         gave, took = [await scrape(client) for client in (producer, consumer)]
 
         def grown(name: str, **attributes: str) -> tuple[float, float]:
@@ -150,12 +148,10 @@ async def test_a_scored_prompt_is_scored_where_it_is_computed(pair: Pair, refere
     async with pair.clients() as (producer, consumer):
         request = fresh_request(100, 12)
         for client in (producer, consumer):
-            await client.end_of(
-                await client.generate(replace(request, id=RequestId(f"{request.id}-{client.worker.id}")))
-            )
-        sampling = replace(
-            request.sampling, max_tokens=max_tokens, repetition_penalty=1.4, presence_penalty=0.5, frequency_penalty=0.5
-        )
+            cached = replace(request, id=RequestId(f"{request.id}-{client.worker.id}"))
+            await client.end_of(await client.generate(cached))
+        penalties: dict[str, Any] = {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.5}
+        sampling = replace(request.sampling, max_tokens=max_tokens, **penalties)
         request = replace(request, sampling=sampling, prompt_logprobs=2)
         key, _ = await hand_over(producer, consumer, request)
         ends = [await client.end_of(key) for client in (producer, consumer)]
@@ -177,8 +173,7 @@ async def test_a_scored_prompt_is_scored_where_it_is_computed(pair: Pair, refere
             for processor in processors(sampling, len(request.prompt_tokens)):
                 row = processor(known, row)
             assert token == int(row.argmax())
-        await producer.settled()
-        await consumer.settled()
+        await settled(producer, consumer)
 
 
 async def test_many_at_once_in_both_directions(pair: Pair) -> None:
@@ -192,8 +187,7 @@ async def test_many_at_once_in_both_directions(pair: Pair) -> None:
             end = await consumer.end_of(key)
             assert isinstance(end, Finished), end
             assert consumer.tokens(key) == await in_one_place(consumer, request)
-        await one.settled()
-        await two.settled()
+        await settled(one, two)
     assert pair.prefill.complaints() + pair.decode.complaints() == []
 
 
@@ -209,8 +203,7 @@ async def test_cancel(pair: Pair, state: str) -> None:
         # The source's cancellation may arrive before the consumer's own; then nothing is left to hand over.
         ends = [Cancelled(key)] if state == "decoding" else [Cancelled(key), Finished(key, None, 0, 0)]
         assert await consumer.end_of(key) in ends
-        await producer.settled()
-        await consumer.settled()
+        await settled(producer, consumer)
 
 
 @pytest.mark.nightly
@@ -219,8 +212,7 @@ async def test_prefill_killed_in_mid_prefill(pair: Pair) -> None:
         key, _ = await hand_over(producer, consumer, fresh_request(3000, 8))
         await half_computed(producer)
         pair.prefill.kill()
-        failed = await consumer.end_of(key)
-        assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
+        await consumer.failure(key, ErrorKind.KV_LOST)
         await consumer.settled()
         pair.replace("prefill")
     await works(pair)
@@ -258,20 +250,17 @@ async def test_a_prefill_worker_resumed_late_harms_no_request(pair: Pair) -> Non
         key, _ = await hand_over(producer, consumer, request)
         await half_computed(producer)
         pair.prefill.signal(signal.SIGSTOP)
-        failed = await consumer.end_of(key)
-        assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
+        await consumer.failure(key, ErrorKind.KV_LOST)
         assert consumer.tokens(key) == []
         await asyncio.sleep(LEASE_S)
         pair.prefill.signal(signal.SIGCONT)
         await producer.end_of(key)
-        await producer.settled()
-        await consumer.settled()
+        await settled(producer, consumer)
         # The same request again, as a new attempt from the same two workers.
         again, _ = await hand_over(producer, consumer, request, attempt=2)
         assert isinstance(await consumer.end_of(again), Finished)
         assert consumer.tokens(again) == await in_one_place(consumer, request)
-        await producer.settled()
-        await consumer.settled()
+        await settled(producer, consumer)
 
 
 @pytest.mark.nightly
@@ -297,8 +286,7 @@ async def test_a_second_signal_ends_a_worker_at_once(pair: Pair) -> None:
         pair.decode.signal(signal.SIGTERM)
         await consumer.until(lambda: consumer.load.draining)
         pair.decode.signal(signal.SIGTERM)
-        failed = await consumer.end_of(key)
-        assert isinstance(failed, Failed) and failed.kind is ErrorKind.WORKER_LOST
+        await consumer.failure(key, ErrorKind.WORKER_LOST)
         assert await asyncio.to_thread(pair.decode.wait) == 0
         pair.replace("decode")
         await producer.settled()
@@ -352,8 +340,7 @@ async def test_a_prefix_that_another_worker_has_is_read_and_the_tokens_are_the_s
         back = await fetch_prefix(producer, pair.decode.ref, replace(request, id=RequestId(f"{request.id}-back")))
         assert isinstance(await producer.end_of(back), Finished)
         assert producer.tokens(back) == producer.tokens(first) and producer.pulled(back) is None
-        await producer.settled()
-        await consumer.settled()
+        await settled(producer, consumer)
 
 
 @pytest.mark.nightly
@@ -371,8 +358,7 @@ async def test_many_prefixes_are_read_in_both_directions_beside_hand_offs(pair: 
         for consumer, request, key in started:
             assert isinstance(await consumer.end_of(key), Finished)
             assert consumer.tokens(key) == await in_one_place(consumer, request)
-        await one.settled()
-        await two.settled()
+        await settled(one, two)
     assert pair.prefill.complaints() + pair.decode.complaints() == []
 
 
@@ -413,8 +399,7 @@ async def works(pair: Pair) -> None:
         end = await consumer.end_of(key)
         assert isinstance(end, Finished), end
         assert consumer.tokens(key) == await in_one_place(producer, request)
-        await producer.settled()
-        await consumer.settled()
+        await settled(producer, consumer)
 
 
 @pytest.mark.nightly

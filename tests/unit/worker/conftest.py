@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -21,18 +22,24 @@ from tandem.core.config import (
     TransferConfig,
     WorkerConfig,
 )
+from tandem.core.ids import Incarnation, JobKey, WorkerId, WorkerRef
 from tandem.engine import kv_consumer
-from tandem.engine.transfer_messages import TransportPeer
-from tandem.transfer.interface import BlockCopy, PostedRead, ReadState
+from tandem.engine.transfer_messages import Command, Event, TransportPeer
+from tandem.transfer.interface import BlockCopy, KVTransfer, PostedRead, ReadState
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.process_vm_transport import ProcessVmTransport
 from tandem.wire.peer_auth import PeerAuth
 from tandem.worker.engine import calibrate
 from tandem.worker.worker import Worker, start_worker
-from tests.e2e.client import Client
-from tests.unit.worker.fake_model import FakeExecutor, fake_model
+from tests.e2e.client import PATIENCE_S, Client, new_request
+from tests.unit.worker.fake_model import MODEL, FakeExecutor, fake_model
 
 PATIENT_S = 4.0
+SECRET = "s" * 64
+
+
+def ref(name: str, life: int = 1) -> WorkerRef:
+    return WorkerRef(WorkerId(name), Incarnation(life), f"{name}:1")
 
 
 class HeldRead:
@@ -60,6 +67,29 @@ class HeldTransport(ProcessVmTransport):
             return super().post_read(peer, copies)
         self.num_held += 1
         return HeldRead(self.gate, partial(super().post_read, peer, copies))
+
+
+class RecordingTransfer(KVTransfer):
+    """Record the commands of a transfer in which nothing runs."""
+
+    def __init__(self, on_event: Callable[[Event], None] = lambda event: None) -> None:
+        self.on_event = on_event
+        self.commands: list[Command] = []
+        self.num_halts = 0
+
+    def start(self) -> None:
+        """Nothing runs."""
+
+    def send(self, command: Command) -> None:
+        if self.num_halts:
+            raise RuntimeError("halted")
+        self.commands.append(command)
+
+    def halt(self) -> None:
+        self.num_halts += 1
+
+    def join(self, timeout_s: float) -> bool:
+        return self.num_halts > 0
 
 
 @dataclass(slots=True)
@@ -141,6 +171,26 @@ async def nodes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Nodes]:
     assert not ours, f"tasks left: {ours}"
 
 
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """The file of a cluster's secret."""
+    file = tmp_path / "secret"
+    file.write_text(f"{SECRET}\n")
+    return file
+
+
+async def settled(*nodes: Node) -> None:
+    """Wait until none of the workers holds anything."""
+    for node in nodes:
+        await node.client.settled()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
 def pace(executor: FakeExecutor, step_s: float = 0.01) -> None:
     """Make steps slow enough that a long job is still running when a test looks at it."""
     executor.before_step = lambda plan: time.sleep(step_s)
@@ -162,6 +212,14 @@ class Gate:
 
     def open(self) -> None:
         self._opened.set()
+
+
+async def held_in_a_step(node: Node) -> tuple[Gate, JobKey]:
+    """Start a job of two tokens, and wait until the worker is held in its first step."""
+    gate = Gate(node.executor)
+    key = await node.client.generate(new_request(MODEL, [1, 2, 3], 2))
+    await asyncio.to_thread(gate.entered.wait)
+    return gate, key
 
 
 @pytest.fixture

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import pytest
 
-from tandem.core.clock import SystemClock
+from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, JobEvent, Token
@@ -29,7 +28,8 @@ from tandem.worker.engine.calibrate import calibrate
 from tandem.worker.engine.driver import EngineDriver, EngineSnapshot, SerialPipeline
 from tandem.worker.engine.watchdog import STALL_FACTOR, Watchdog
 from tests.e2e.client import new_request
-from tests.unit.worker.conftest import pace
+from tests.unit.transfer.scripted import ManualClock
+from tests.unit.worker.conftest import Gate, pace
 from tests.unit.worker.fake_model import BLOCK_SIZE, FakeExecutor, continuation
 
 NUM_BLOCKS = 64
@@ -79,18 +79,10 @@ class Watched(SerialPipeline):
         return result
 
 
-class Records:
-    """Keep the records of the most recent steps."""
-
-    def __init__(self) -> None:
-        self.records: deque[StepRecord] = deque(maxlen=16)
-
-    def observe(self, record: StepRecord) -> None:
-        self.records.append(record)
-
-
 class Rig:
-    def __init__(self, plan_depth: int = 1) -> None:
+    """Own a driver with all that it drives, and keep the records of its steps."""
+
+    def __init__(self, plan_depth: int = 1, clock: Clock | None = None) -> None:
         self.sink = Sink()
         self.executor = FakeExecutor(NUM_BLOCKS)
         self.pipeline = Watched(self.executor)
@@ -98,12 +90,15 @@ class Rig:
         self.engine = Engine(
             BlockPool(NUM_BLOCKS, BLOCK_SIZE), self.limits, HandoffConfig(), "f00d", plan_depth=plan_depth
         )
-        self.steps = Records()
+        self.records: list[StepRecord] = []
         self.calibrates = False
         self.calibrated: list[str] = []
         self.driver = EngineDriver(
-            self.engine, self.pipeline, self.sink, SystemClock(), 30.0, (self.steps,), self.calibrate
+            self.engine, self.pipeline, self.sink, clock or SystemClock(), 30.0, (self,), self.calibrate
         )
+
+    def observe(self, record: StepRecord) -> None:
+        self.records.append(record)
 
     def calibrate(self) -> StepCost | None:
         self.calibrated.append(threading.current_thread().name)
@@ -113,6 +108,19 @@ class Rig:
         job = GenerateJob(request=new_request("fake", [1, 2, 3], max_tokens), attempt=1)
         self.driver.call(lambda engine, now: (None, engine.submit(job, now))).result(10)
         return job
+
+    def run(self, max_tokens: int) -> GenerateJob:
+        """Start the driver, and run one job to its end."""
+        self.driver.start()
+        job = self.submit(max_tokens)
+        self.wait_finished()
+        return job
+
+    def tokens(self) -> list[int]:
+        return [e.token.id for e in self.sink.effects if isinstance(e, Token)]
+
+    def wait_finished(self) -> None:
+        wait_for(lambda: any(isinstance(e, Finished) for e in self.sink.effects))
 
 
 @pytest.fixture
@@ -155,21 +163,14 @@ def test_a_refusal_reaches_its_caller_and_nobody_else(rig: Rig) -> None:
 
 
 def test_commands_received_during_a_step_run_right_after_it(rig: Rig) -> None:
-    entered, go = threading.Event(), threading.Event()
-
-    def hold(plan: object) -> None:
-        entered.set()
-        assert go.wait(10)
-
-    rig.executor.before_step = hold
+    gate = Gate(rig.executor)
     rig.driver.start()
     job = rig.submit(100)
-    assert entered.wait(10)
+    assert gate.entered.wait(10)
     future = rig.driver.call(lambda engine, now: (None, engine.cancel(job.key, now)))
-    go.set()
+    gate.open()
     future.result(10)
-    tokens = [e for e in rig.sink.effects if isinstance(e, Token)]
-    assert len(tokens) == 1, "the step that was running is the last"
+    assert len(rig.tokens()) == 1, "the step that was running is the last"
 
 
 @pytest.mark.parametrize("when", ["in a step", "between steps", "while it is calibrated"])
@@ -211,12 +212,10 @@ def test_a_failed_step_ends_the_engine_where_it_copied_between_memories(copies: 
         assert rig.sink.has_ended.wait(10)
         assert rig.sink.ends == ["RuntimeError: out of memory"]
     else:
-        while not rig.sink.failures():
-            time.sleep(1e-3)
+        wait_for(lambda: bool(rig.sink.failures()))
         rig.executor.before_step = lambda plan: None
         done = rig.submit(2)
-        while not any(isinstance(e, JobEvent) and e.key == done.key for e in rig.sink.effects):
-            time.sleep(1e-3)
+        wait_for(lambda: any(isinstance(e, JobEvent) and e.key == done.key for e in rig.sink.effects))
         assert rig.sink.ends == []
     assert [failure.kind for failure in rig.sink.failures()][:1] == [ErrorKind.INTERNAL]
 
@@ -271,16 +270,8 @@ def test_an_idle_engine_checks_its_invariants(rig: Rig, monkeypatch: pytest.Monk
     assert checked.wait(10)
 
 
-class SetClock:
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        return self.time
-
-
 def test_the_pulse_scales_with_the_longest_recent_step() -> None:
-    clock = SetClock()
+    clock = ManualClock()
     pulse = Watchdog(clock, stall_s=30.0)
     clock.time = 30.0
     assert pulse.stalled() is None
@@ -298,32 +289,21 @@ def test_the_pulse_scales_with_the_longest_recent_step() -> None:
     assert pulse.stalled() is None
 
 
-def finished(rig: Rig) -> bool:
-    return any(isinstance(e, Finished) for e in rig.sink.effects)
-
-
 def test_every_step_is_observed_and_the_step_cost_is_reported(rig: Rig) -> None:
     rig.calibrates = True
     pace(rig.executor, 0.002)
-    rig.driver.start()
-    rig.submit(40)
-    while not finished(rig):
-        threading.Event().wait(0.01)
+    rig.run(40)
     rig.driver.call(lambda engine, now: (None, [])).result(10)
-    records = list(rig.steps.records)
-    assert [r.number for r in records] == list(range(24, 40))
-    assert all(r.measured_s >= 0.002 and not r.has_failed for r in records)
-    assert records[-1].features.num_decode_seqs == 1
+    assert [r.number for r in rig.records] == list(range(40))
+    assert all(r.measured_s >= 0.002 and not r.has_failed for r in rig.records)
+    assert rig.records[-1].features.num_decode_seqs == 1
     assert rig.sink.snapshots[0].step_cost is not None, "told from the first snapshot on"
     assert rig.calibrated == ["tandem-engine"]
 
 
 def test_reports_of_the_load_are_numbered(rig: Rig) -> None:
     """The last report is numbered too."""
-    rig.driver.start()
-    rig.submit(3)
-    while not finished(rig):
-        threading.Event().wait(0.01)
+    rig.run(3)
     assert rig.driver.stop(10)
     loads = [snapshot.load for snapshot in rig.sink.snapshots]
     for before, after in pairwise(loads):
@@ -337,10 +317,8 @@ def test_a_calibration_leaves_no_trace(rig: Rig) -> None:
     books = rig.driver.call(lambda engine, now: (engine.books(), [])).result(10)
     assert books.num_free_blocks == books.num_blocks and books.num_cached_blocks == books.num_sequences == 0
     job = rig.submit(30)
-    while not finished(rig):
-        threading.Event().wait(0.01)
-    tokens = [e.token.id for e in rig.sink.effects if isinstance(e, Token)]
-    assert tokens == continuation(job.request.prompt_tokens, 30)
+    rig.wait_finished()
+    assert rig.tokens() == continuation(job.request.prompt_tokens, 30)
 
 
 def test_a_calibration_samples_where_a_decode_would() -> None:
@@ -358,10 +336,7 @@ def test_the_clock_is_looked_at_now_and_then(rig: Rig, monkeypatch: pytest.Monke
     ticks: list[float] = []
     tick = rig.engine.tick
     monkeypatch.setattr(rig.engine, "tick", lambda now: ticks.append(now) or tick(now))
-    rig.driver.start()
-    rig.submit(20)
-    while not finished(rig):
-        threading.Event().wait(0.01)
+    rig.run(20)
     assert len(ticks) == 1
 
 
@@ -373,10 +348,7 @@ def test_a_worker_that_cannot_be_calibrated_learns_from_its_work(rig: Rig) -> No
         raise RuntimeError("planted")
 
     rig.executor.before_step = explode
-    rig.driver.start()
-    rig.submit(40)
-    while not finished(rig):
-        threading.Event().wait(0.01)
+    rig.run(40)
     rig.driver.call(lambda engine, now: (None, [])).result(10)
     assert rig.sink.snapshots[0].step_cost is None
     assert rig.sink.snapshots[-1].step_cost is not None
@@ -386,7 +358,7 @@ def test_a_calibration_ends_in_time_and_uses_nothing_that_is_not_there() -> None
     """With a model of a minute per step one step is enough, and a pool of one block with limits of one token still
     yields a cost.
     """
-    clock, executor = SetClock(), FakeExecutor(1)
+    clock, executor = ManualClock(), FakeExecutor(1)
     numbers: list[int] = []
 
     def slow(plan: StepPlan) -> None:
@@ -401,7 +373,7 @@ def test_a_calibration_ends_in_time_and_uses_nothing_that_is_not_there() -> None
 
 def test_compile_time_of_first_steps_is_not_in_the_step_cost() -> None:
     """The first step of each kind compiles for five seconds; later ones take 1 ms and 10 us for each token."""
-    clock, executor = SetClock(), FakeExecutor(64)
+    clock, executor = ManualClock(), FakeExecutor(64)
     kinds: dict[bool, int] = {}
 
     def step(plan: StepPlan) -> None:
@@ -415,16 +387,10 @@ def test_compile_time_of_first_steps_is_not_in_the_step_cost() -> None:
     assert cost.predict(StepFeatures(512, 0, 0, 0)) == pytest.approx(6.12e-3, rel=0.3)
 
 
-def tokens_of(rig: Rig) -> list[int]:
-    return [e.token.id for e in rig.sink.effects if isinstance(e, Token)]
-
-
 def test_the_next_plan_is_launched_while_one_runs(deep: Rig) -> None:
-    deep.driver.start()
-    job = deep.submit(6)
-    wait_for(lambda: finished(deep))
+    job = deep.run(6)
     assert deep.driver.stop(10)
-    assert tokens_of(deep) == continuation(job.request.prompt_tokens, 6)
+    assert deep.tokens() == continuation(job.request.prompt_tokens, 6)
     launched = [act for act in deep.pipeline.acts if act[0] == "launch"]
     assert deep.pipeline.acts[:5] == [("launch", 0), ("launch", 1), ("collect", 0), ("launch", 2), ("collect", 1)]
     assert [number for _, number in launched] == list(range(6)), "nothing was computed beyond the end"
@@ -432,9 +398,7 @@ def test_the_next_plan_is_launched_while_one_runs(deep: Rig) -> None:
 
 
 def test_with_one_plan_open_each_is_collected_before_the_next_is_made(rig: Rig) -> None:
-    rig.driver.start()
-    rig.submit(4)
-    wait_for(lambda: finished(rig))
+    rig.run(4)
     assert rig.pipeline.acts == [(act, number) for number in range(4) for act in ("launch", "collect")]
 
 
@@ -478,9 +442,9 @@ def test_a_failed_step_also_fails_the_plan_chained_to_it(deep: Rig, where: str) 
     broken = deep.submit(50)
     wait_for(lambda: bool(deep.sink.failures()))
     assert "planted" in deep.sink.failures()[0].message
-    assert tokens_of(deep) == continuation(broken.request.prompt_tokens, 3)
+    assert deep.tokens() == continuation(broken.request.prompt_tokens, 3)
     deep.submit(2)
-    wait_for(lambda: finished(deep))
+    deep.wait_finished()
     books = deep.driver.call(_books).result(10)
     assert books.num_free_blocks == NUM_BLOCKS and deep.sink.ends == []
     assert [failure.key for failure in deep.sink.failures()] == [broken.key]
@@ -512,17 +476,13 @@ def test_a_stop_waits_for_launched_plans(deep: Rig) -> None:
 
 def test_steps_that_overlap_are_timed_from_the_end_of_the_one_before() -> None:
     """The step times add up to the elapsed time, not to twice that."""
-    clock = SetClock()
-    rig = Rig(plan_depth=2)
-    driver = EngineDriver(rig.engine, rig.pipeline, rig.sink, clock, 30.0, (rig.steps,))
+    clock = ManualClock()
+    rig = Rig(plan_depth=2, clock=clock)
 
     def compute() -> None:
         clock.time += 0.5
 
     rig.pipeline.before_collect = compute
-    driver.start()
-    job = GenerateJob(request=new_request("fake", [1, 2, 3], 10), attempt=1)
-    driver.call(lambda engine, now: (None, engine.submit(job, now))).result(10)
-    wait_for(lambda: finished(rig))
-    assert driver.stop(10)
-    assert [record.measured_s for record in list(rig.steps.records)] == [0.5] * 10
+    rig.run(10)
+    assert rig.driver.stop(10)
+    assert [record.measured_s for record in rig.records] == [0.5] * 10

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tandem.worker.telemetry.gauges import WINDOW_S, ExpertLoad, imbalance_of
-
-
-class SetTime:
-    def __init__(self) -> None:
-        self.time = 5.0
-
-    def now(self) -> float:
-        return self.time
+from tests.unit.transfer.scripted import ManualClock
 
 
 class Counts:
@@ -41,7 +34,7 @@ def test_the_busiest_expert_is_divided_by_the_mean() -> None:
 
 
 def test_a_window_begins_with_the_first_read_and_takes_its_time() -> None:
-    clock, counts = SetTime(), Counts()
+    clock, counts = ManualClock(), Counts()
     load = ExpertLoad(counts, clock)
     counts.add(1, 90, 0, 0, 0)  # steps at the worker's start
     assert load.imbalance() == {}
@@ -62,7 +55,7 @@ def test_a_window_begins_with_the_first_read_and_takes_its_time() -> None:
 
 
 def test_a_device_that_has_failed_has_no_counts() -> None:
-    clock, counts = SetTime(), Counts()
+    clock, counts = ManualClock(), Counts()
     load = ExpertLoad(counts, clock)
     assert load.tokens() == counts.tokens and load.imbalance() == {}
     counts.add(1, 1, 0, 0, 0)

@@ -66,15 +66,21 @@ async def wait_for_prompt(node: Node, directory: Path) -> None:
             await asyncio.sleep(0.01)
 
 
+async def start_with_files(nodes: Nodes, directory: Path) -> Node:
+    """Start a worker that has written PROMPT to files and has nothing of it left in its pool."""
+    node = await start(nodes, directory)
+    assert await num_cached(node, PROMPT) == 0
+    await fill(node, 30)
+    await wait_for_prompt(node, directory)
+    return node
+
+
 async def num_from_files(node: Node) -> int:
     return (await node.client.books()).num_file_hit_tokens
 
 
 async def test_a_prompt_is_read_from_files_after_a_restart_and_at_another_worker(nodes: Nodes, tmp_path: Path) -> None:
-    first = await start(nodes, tmp_path)
-    assert await num_cached(first, PROMPT) == 0
-    await fill(first, 30)
-    await wait_for_prompt(first, tmp_path)
+    first = await start_with_files(nodes, tmp_path)
     await first.worker.stop()
     second = await start(nodes, tmp_path)
     await wait_for_prompt(second, tmp_path)
@@ -95,10 +101,7 @@ def flip(path: Path) -> None:
     "damage", [flip, lambda path: os.truncate(path, 4100), Path.unlink], ids=["changed", "short", "gone"]
 )
 async def test_a_damaged_file_is_not_served(nodes: Nodes, tmp_path: Path, damage: Callable[[Path], None]) -> None:
-    first = await start(nodes, tmp_path)
-    await num_cached(first, PROMPT)
-    await fill(first, 30)
-    await wait_for_prompt(first, tmp_path)
+    first = await start_with_files(nodes, tmp_path)
     await first.worker.stop()
     second = await start(nodes, tmp_path)
     await wait_for_prompt(second, tmp_path)
@@ -113,10 +116,7 @@ async def test_a_directory_that_is_deleted_costs_only_its_content(
     nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(file_tier, "WRITE_PAUSE_S", 0.1)
-    node = await start(nodes, tmp_path / "files")
-    await num_cached(node, PROMPT)
-    await fill(node, 30)
-    await wait_for_prompt(node, tmp_path)
+    node = await start_with_files(nodes, tmp_path / "files")
     (tmp_path / "files").rename(tmp_path / "gone")
     shutil.rmtree(tmp_path / "gone")
     await num_cached(node, PROMPT)
@@ -154,10 +154,7 @@ async def test_a_disk_that_fails_to_read_costs_only_the_files(
     def fail(*_: object) -> int:
         raise OSError(errno.EIO, "Input/output error")
 
-    first = await start(nodes, tmp_path)
-    await num_cached(first, PROMPT)
-    await fill(first, 30)
-    await wait_for_prompt(first, tmp_path)
+    first = await start_with_files(nodes, tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(os, "preadv", fail)
         for other in (40, 50):

@@ -15,23 +15,26 @@ from tandem.core.config import ClusterConfig, EngineConfig, HandoffConfig, Worke
 from tandem.core.errors import ErrorKind
 from tandem.core.events import Cancelled, Failed, Finished, FinishReason
 from tandem.core.ids import HandoffId, HandoffKey, Incarnation, WorkerId, WorkerRef
-from tandem.core.request import PrefillJob, ResumeJob
+from tandem.core.request import PrefillJob, Request
 from tandem.wire.peer_auth import PeerAuth
 from tandem.worker.kv import handshake, producer_session
 from tandem.worker.kv.handoff_service import ConsumerStream
-from tests.e2e.client import hand_over, new_request
+from tests.e2e.client import hand_over, new_request, resume_from
 from tests.ports import free_port
-from tests.unit.worker.conftest import Gate, Nodes, pace
+from tests.unit.worker.conftest import Gate, Node, Nodes, pace, settled, until
 from tests.unit.worker.fake_model import MODEL, continuation
 
 PROMPT = list(range(1, 60))
+ALONE = HandoffId("alone")
 QUICK = HandoffConfig(lease_s=1.0, pull_timeout_s=1.0, drain_timeout_s=1.0)
 BRIEF = replace(QUICK, lease_s=0.3)
 """A short timeout for tests in which the source ends and may lose its leases before."""
 
 
-async def test_prefill_here_decode_there(nodes: Nodes) -> None:
-    producer, consumer = await nodes.start(), await nodes.start()
+@pytest.mark.parametrize("has_digests", [True, False])
+async def test_prefill_here_decode_there(nodes: Nodes, has_digests: bool) -> None:
+    handoff = HandoffConfig(digests=has_digests)
+    producer, consumer = await nodes.start(handoff=handoff), await nodes.start(handoff=handoff)
     key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 12))
     prefilled, finished = await producer.client.end_of(key), await consumer.client.end_of(key)
     assert prefilled == Finished(key, None, 1, 0)
@@ -40,8 +43,7 @@ async def test_prefill_here_decode_there(nodes: Nodes) -> None:
     assert consumer.client.tokens(key) == continuation(PROMPT, 12)
     pulled = consumer.client.pulled(key)
     assert pulled is not None and pulled.num_blocks == 15 and pulled.num_bytes == 15 * 64
-    await producer.client.settled()
-    await consumer.client.settled()
+    await settled(producer, consumer)
 
 
 async def test_blocks_that_the_consumer_has_are_not_read(nodes: Nodes) -> None:
@@ -53,8 +55,7 @@ async def test_blocks_that_the_consumer_has_are_not_read(nodes: Nodes) -> None:
         assert consumer.client.tokens(key) == continuation(prompt, 5)
         pulled = consumer.client.pulled(key)
         assert pulled is not None and pulled.num_blocks == num_read
-    await producer.client.settled()
-    await consumer.client.settled()
+    await settled(producer, consumer)
 
 
 async def test_many_hand_offs_in_both_directions(nodes: Nodes) -> None:
@@ -68,8 +69,7 @@ async def test_many_hand_offs_in_both_directions(nodes: Nodes) -> None:
     for consumer, prompt, key in started:
         await consumer.client.end_of(key)
         assert consumer.client.tokens(key) == continuation(prompt, 6)
-    for node in ends:
-        await node.client.settled()
+    await settled(*ends)
 
 
 async def test_the_first_token_waits_for_no_transfer(nodes: Nodes) -> None:
@@ -85,21 +85,15 @@ async def test_the_first_token_waits_for_no_transfer(nodes: Nodes) -> None:
     consumer.transport.gate.set()
     await consumer.client.end_of(key)
     assert consumer.client.tokens(key) == continuation(PROMPT, 8)
-    await producer.client.settled()
-    await consumer.client.settled()
+    await settled(producer, consumer)
 
 
 async def test_the_resume_may_arrive_long_before_or_after_the_prefill(nodes: Nodes) -> None:
     producer, consumer = await nodes.start(), await nodes.start()
-    request = new_request(MODEL, PROMPT, 4)
-    handoff = HandoffId("late")
-    prefill = PrefillJob(request=request, attempt=1, handoff=handoff)
-    await producer.client.submit(prefill)
-    await producer.client.end_of(prefill.key)
-    resume = ResumeJob(request=request, attempt=1, handoff=handoff, source=producer.worker.me)
-    await consumer.client.submit(resume)
-    await consumer.client.end_of(resume.key)
-    assert consumer.client.tokens(resume.key) == continuation(PROMPT, 4)
+    request = await prefill_alone(producer)
+    key = await resume_from(producer.worker.me, consumer.client, request, ALONE)
+    await consumer.client.end_of(key)
+    assert consumer.client.tokens(key) == continuation(PROMPT, 4)
 
 
 async def test_a_second_consumer_pulls_from_the_same_lease(nodes: Nodes) -> None:
@@ -108,14 +102,12 @@ async def test_a_second_consumer_pulls_from_the_same_lease(nodes: Nodes) -> None
     request = new_request(MODEL, PROMPT, 6)
     key, handoff = await hand_over(producer.client, first.client, request)
     await first.client.num_tokens(key, 1)
-    resume = ResumeJob(request=request, attempt=1, handoff=handoff.handoff, source=producer.worker.me)
-    await second.client.submit(resume)
+    assert await resume_from(producer.worker.me, second.client, request, handoff.handoff) == key
     await second.client.end_of(key)
     assert second.client.tokens(key) == continuation(PROMPT, 6)
     await first.client.cancel(key)
     first.transport.gate.set()
-    await first.client.settled()
-    await producer.client.settled()
+    await settled(first, producer)
 
 
 @pytest.mark.parametrize("state", ["following", "half computed", "half moved", "decoding"])
@@ -127,21 +119,17 @@ async def test_cancel_leaves_nothing_on_either_side(nodes: Nodes, state: str) ->
     pace(consumer.executor)
     request = new_request(MODEL, PROMPT, 400)
     if state == "following":
-        resume = ResumeJob(request=request, attempt=1, handoff=HandoffId("h"), source=producer.worker.me)
-        await consumer.client.submit(resume)
-        key, keys = resume.key, [resume.key]
+        key = await resume_from(producer.worker.me, consumer.client, request)
     else:
         key, _ = await hand_over(producer.client, consumer.client, request)
-        keys = [key]
     if state == "half computed":
         await asyncio.to_thread(gate.entered.wait)
     if state == "half moved":
         # The first token may be published before the first read has begun.
-        while not (await consumer.client.books()).num_reading_blocks:
-            await asyncio.sleep(0.005)
+        await consumer.client.under_read()
     if state == "decoding":
         await consumer.client.num_tokens(key, 4)
-    cancelling = asyncio.gather(consumer.client.cancel(*keys), producer.client.cancel(*keys))
+    cancelling = asyncio.gather(consumer.client.cancel(key), producer.client.cancel(key))
     gate.open()
     await cancelling
     assert await consumer.client.end_of(key) == Cancelled(key)
@@ -151,29 +139,32 @@ async def test_cancel_leaves_nothing_on_either_side(nodes: Nodes, state: str) ->
         assert books.num_reading_blocks > 0 and books.num_sequences == 0
         assert (await producer.client.settled()).num_leases == 0
         consumer.transport.gate.set()
-    await producer.client.settled()
-    await consumer.client.settled()
+    await settled(producer, consumer)
     assert producer.worker.healthy() is None and consumer.worker.healthy() is None
+
+
+async def prefill_alone(producer: Node) -> Request:
+    """Let a producer compute a prompt that nobody has asked for, and offer it as `ALONE`."""
+    prefill = PrefillJob(request=new_request(MODEL, PROMPT, 4), attempt=1, handoff=ALONE)
+    await producer.client.submit(prefill)
+    await producer.client.end_of(prefill.key)
+    return prefill.request
 
 
 @pytest.mark.slow
 async def test_a_prefill_that_nobody_takes_loses_its_lease(nodes: Nodes) -> None:
     producer = await nodes.start(handoff=QUICK)
-    prefill = PrefillJob(request=new_request(MODEL, PROMPT, 4), attempt=1, handoff=HandoffId("alone"))
-    await producer.client.submit(prefill)
-    await producer.client.end_of(prefill.key)
+    await prefill_alone(producer)
     assert (await producer.client.books()).num_leased_blocks == 15
     await producer.client.settled()
 
 
 async def test_release_by_the_gateway_ends_a_lease(nodes: Nodes) -> None:
     producer = await nodes.start()
-    prefill = PrefillJob(request=new_request(MODEL, PROMPT, 4), attempt=1, handoff=HandoffId("alone"))
-    await producer.client.submit(prefill)
-    await producer.client.end_of(prefill.key)
-    await producer.client.release(HandoffKey(HandoffId("alone"), 0))
+    await prefill_alone(producer)
+    await producer.client.release(HandoffKey(ALONE, 0))
     assert (await producer.client.books()).num_leased_blocks == 15, "a release of an old attempt does nothing"
-    await producer.client.release(HandoffKey(HandoffId("alone"), 1))
+    await producer.client.release(HandoffKey(ALONE, 1))
     await producer.client.settled()
 
 
@@ -208,11 +199,8 @@ async def test_a_source_that_is_not_there_fails_the_resume(nodes: Nodes, monkeyp
     monkeypatch.setattr(producer_session, "BACKOFF_S", 0.005)
     producer, consumer = await nodes.start(), await nodes.start()
     await producer.worker.stop()
-    request = new_request(MODEL, PROMPT, 4)
-    resume = ResumeJob(request=request, attempt=1, handoff=HandoffId("h"), source=producer.worker.me)
-    await consumer.client.submit(resume)
-    failed = await consumer.client.end_of(resume.key)
-    assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
+    key = await resume_from(producer.worker.me, consumer.client, new_request(MODEL, PROMPT, 4))
+    await consumer.client.failure(key, ErrorKind.KV_LOST)
     await consumer.client.settled()
 
 
@@ -223,11 +211,8 @@ async def test_a_source_that_is_another_is_not_read(nodes: Nodes, what: str) -> 
     source = producer.worker.me
     if what == "incarnation":
         source = replace(source, incarnation=Incarnation(source.incarnation - 1))
-    request = new_request(MODEL, PROMPT, 4)
-    resume = ResumeJob(request=request, attempt=1, handoff=HandoffId("h"), source=source)
-    await consumer.client.submit(resume)
-    failed = await consumer.client.end_of(resume.key)
-    assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
+    key = await resume_from(source, consumer.client, new_request(MODEL, PROMPT, 4))
+    failed = await consumer.client.failure(key, ErrorKind.KV_LOST)
     assert ("incarnation" if what == "incarnation" else "model") in failed.message
     await consumer.client.settled()
 
@@ -243,10 +228,8 @@ async def test_a_producer_that_stops_in_mid_prefill_fails_both(nodes: Nodes) -> 
             if (await producer.client.books()).num_leased_blocks:
                 break
     await producer.worker.stop()
-    failed = await producer.client.end_of(key)
-    assert isinstance(failed, Failed) and failed.kind is ErrorKind.WORKER_LOST
-    failed = await consumer.client.end_of(key)
-    assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
+    await producer.client.failure(key, ErrorKind.WORKER_LOST)
+    await consumer.client.failure(key, ErrorKind.KV_LOST)
     await consumer.client.settled()
 
 
@@ -257,14 +240,11 @@ async def test_a_lost_source_is_disconnected(nodes: Nodes, is_used: bool) -> Non
     if is_used:
         pace(producer.executor, 0.05)
     key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 4))
-    async with asyncio.timeout(20):
-        while "1 peers" not in repr(consumer.worker._transfer_client):
-            await asyncio.sleep(0.01)
-        if not is_used:
-            await consumer.client.end_of(key)
-        await producer.worker.stop()
-        while "0 peers, 0 lingering" not in repr(consumer.worker._transfer_client):
-            await asyncio.sleep(0.01)
+    await until(lambda: "1 peers" in repr(consumer.worker._transfer_client))
+    if not is_used:
+        await consumer.client.end_of(key)
+    await producer.worker.stop()
+    await until(lambda: "0 peers, 0 lingering" in repr(consumer.worker._transfer_client))
     await consumer.client.end_of(key)
     await consumer.client.settled()
 
@@ -279,8 +259,7 @@ async def lose_source(nodes: Nodes, handoff: HandoffConfig) -> Failed:
     pace(producer.executor, 0.5)
     gate.open()
     await producer.worker.stop()
-    failed = await consumer.client.end_of(key)
-    assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
+    failed = await consumer.client.failure(key, ErrorKind.KV_LOST)
     await consumer.client.settled()
     return failed
 
@@ -305,18 +284,13 @@ async def test_an_unreachable_source_is_given_up_when_its_leases_expire(
 
 
 async def test_another_incarnation_recognized_by_its_guard_alone_is_not_queried_again(
-    nodes: Nodes, tmp_path: Path
+    nodes: Nodes, secret: Path
 ) -> None:
-    secret = tmp_path / "secret"
-    secret.write_text("s" * 32)
-    secret.chmod(0o600)
     cluster = ClusterConfig(secret_file=str(secret))
     producer, consumer = await nodes.start(cluster=cluster), await nodes.start(cluster=cluster)
     older = replace(producer.worker.me, incarnation=Incarnation(producer.worker.me.incarnation - 1))
-    resume = ResumeJob(request=new_request(MODEL, PROMPT, 4), attempt=1, handoff=HandoffId("h"), source=older)
-    await consumer.client.submit(resume)
-    failed = await consumer.client.end_of(resume.key)
-    assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
+    key = await resume_from(older, consumer.client, new_request(MODEL, PROMPT, 4))
+    failed = await consumer.client.failure(key, ErrorKind.KV_LOST)
     assert "another incarnation of" in failed.message
     await consumer.client.settled()
 
@@ -330,8 +304,7 @@ async def test_a_broken_stream_is_opened_again_and_nothing_is_lost(nodes: Nodes)
     gate.open()
     assert isinstance(await consumer.client.end_of(key), Finished)
     assert consumer.client.tokens(key) == continuation(PROMPT, 6)
-    await producer.client.settled()
-    await consumer.client.settled()
+    await settled(producer, consumer)
 
 
 @pytest.mark.slow
@@ -344,8 +317,7 @@ async def test_a_transport_that_loses_its_peer_connects_again(nodes: Nodes) -> N
     consumer.transport.gate.clear()
     prompt = [99, *PROMPT]
     key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, prompt, 6))
-    failed = await consumer.client.end_of(key)
-    assert isinstance(failed, Failed) and failed.kind is ErrorKind.KV_LOST
+    await consumer.client.failure(key, ErrorKind.KV_LOST)
     await consumer.client.settled()
     consumer.transport.gate.set()
     key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, prompt, 6))
@@ -364,13 +336,11 @@ async def test_kv_changed_in_transit_is_refused(
     await consumer.client.num_tokens(key, 1)
     producer.executor.pool[:, 0] += 1
     if not is_awaited:
-        while not (await consumer.client.books()).num_reading_blocks:
-            await asyncio.sleep(0.005)
+        await consumer.client.under_read()
         await consumer.client.cancel(key)
     consumer.transport.gate.set()
     end = await consumer.client.end_of(key)
-    await consumer.client.settled()
-    await producer.client.settled()
+    await settled(consumer, producer)
     levels = {record.levelno for record in caplog.records if "has a different digest" in record.getMessage()}
     if is_awaited:
         assert isinstance(end, Failed) and end.kind is ErrorKind.KV_LOST and "has a different digest" in end.message
@@ -400,8 +370,7 @@ async def test_blocks_of_a_cancelled_job_are_not_reused_while_they_may_be_read(
     gate.open()
     await consumer.client.end_of(key)
     await consumer.client.end_of(busy)
-    await consumer.client.settled()
-    await producer.client.settled()
+    await settled(consumer, producer)
     assert "has a different digest" not in caplog.text
 
 
@@ -409,17 +378,9 @@ async def test_a_producer_without_digests_is_refused_by_a_consumer_that_requires
     producer = await nodes.start(handoff=HandoffConfig(digests=False))
     consumer = await nodes.start()
     key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 6))
-    failed = await consumer.client.end_of(key)
-    assert isinstance(failed, Failed) and "handoff.digests" in failed.message
+    failed = await consumer.client.failure(key, ErrorKind.KV_LOST)
+    assert "handoff.digests" in failed.message
     await consumer.client.settled()
-
-
-async def test_hand_off_without_digests_on_either_side(nodes: Nodes) -> None:
-    plain = HandoffConfig(digests=False)
-    producer, consumer = await nodes.start(handoff=plain), await nodes.start(handoff=plain)
-    key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 6))
-    await consumer.client.end_of(key)
-    assert consumer.client.tokens(key) == continuation(PROMPT, 6)
 
 
 async def test_the_first_token_may_be_the_last(nodes: Nodes) -> None:
@@ -429,8 +390,7 @@ async def test_the_first_token_may_be_the_last(nodes: Nodes) -> None:
     assert isinstance(end, Finished) and end.reason is FinishReason.LENGTH
     # Its gateway cancels the Resume; otherwise the end of the hand-off does, and that is no error.
     assert await consumer.client.end_of(key) == Finished(key, None, 0, 0)
-    await producer.client.settled()
-    await consumer.client.settled()
+    await settled(producer, consumer)
 
 
 async def test_a_consumer_with_a_small_pool_waits_for_room(nodes: Nodes) -> None:
@@ -444,8 +404,7 @@ async def test_a_consumer_with_a_small_pool_waits_for_room(nodes: Nodes) -> None
     await consumer.client.end_of(local)
     assert consumer.client.tokens(key) == continuation(PROMPT, 6)
     assert consumer.client.tokens(local) == continuation([5, *PROMPT[:40]], 30)
-    await consumer.client.settled()
-    await producer.client.settled()
+    await settled(consumer, producer)
 
 
 async def test_an_ended_follow_stream_is_opened_anew(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -474,8 +433,7 @@ async def test_an_ended_follow_stream_is_opened_anew(nodes: Nodes, monkeypatch: 
     key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, PROMPT, 12))
     assert await consumer.client.end_of(key) == Finished(key, FinishReason.LENGTH, 12, 0)
     assert num_streams == 2
-    await producer.client.settled()
-    await consumer.client.settled()
+    await settled(producer, consumer)
 
 
 async def test_kv_is_read_from_the_advertised_address(nodes: Nodes) -> None:

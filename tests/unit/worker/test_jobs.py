@@ -14,16 +14,32 @@ from tandem.core.config import EngineConfig, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.events import Cancelled, Failed, Finished, FinishReason, PromptLogprobs, Token
 from tandem.core.ids import Incarnation, JobKey, RequestId
-from tandem.core.request import GenerateJob, SamplingParams
+from tandem.core.request import GenerateJob, Request, SamplingParams
 from tandem.wire.gen import worker_pb2 as pb
 from tandem.wire.gen.worker_pb2_grpc import WorkerStub
 from tandem.worker import worker
 from tandem.worker.gateways import outbox
 from tests.e2e.client import Client, new_request
-from tests.unit.worker.conftest import Gate, Nodes, pace
+from tests.unit.worker.conftest import Gate, Node, Nodes, held_in_a_step, pace
 from tests.unit.worker.fake_model import MODEL, VOCAB, continuation
 
 PROMPT = list(range(1, 20))
+
+
+async def refusal(client: Client, request: Request, attempt: int = 1) -> ErrorKind:
+    """Return the reason for which the worker refuses a job."""
+    with pytest.raises(TandemError) as refused:
+        await client.generate(request, attempt)
+    return refused.value.kind
+
+
+async def with_a_slow_job(nodes: Nodes, max_tokens: int) -> tuple[Node, JobKey]:
+    """Start a worker with slow steps and a job that has begun."""
+    node = await nodes.start()
+    pace(node.executor)
+    key = await node.client.generate(new_request(MODEL, PROMPT, max_tokens))
+    await node.client.num_tokens(key, 2)
+    return node, key
 
 
 async def test_a_finished_job_leaves_no_state(nodes: Nodes) -> None:
@@ -87,9 +103,7 @@ async def test_an_older_attempt_is_refused(nodes: Nodes) -> None:
     pace(node.executor)
     request = new_request(MODEL, PROMPT, 900)
     await node.client.generate(request, attempt=2)
-    with pytest.raises(TandemError) as refused:
-        await node.client.generate(request, attempt=1)
-    assert refused.value.kind is ErrorKind.CANCELLED
+    assert await refusal(node.client, request, attempt=1) is ErrorKind.CANCELLED
 
 
 async def test_cancel_ends_running_and_waiting_jobs(nodes: Nodes) -> None:
@@ -109,9 +123,7 @@ async def test_a_cancel_before_the_submit_refuses_it(nodes: Nodes) -> None:
     node = await nodes.start()
     request = new_request(MODEL, PROMPT, 4)
     await node.client.cancel(JobKey(request.id, 1))
-    with pytest.raises(TandemError) as refused:
-        await node.client.generate(request)
-    assert refused.value.kind is ErrorKind.CANCELLED
+    assert await refusal(node.client, request) is ErrorKind.CANCELLED
     await node.client.settled()
 
 
@@ -126,9 +138,7 @@ async def test_refusals_name_the_reason_and_keep_nothing(nodes: Nodes) -> None:
         ),
     ]
     for request, kind in cases:
-        with pytest.raises(TandemError) as refused:
-            await node.client.generate(request)
-        assert refused.value.kind is kind
+        assert await refusal(node.client, request) is kind
     bad = pb.SubmitRequest(gateway="g", incarnation=node.worker.me.incarnation, key=pb.JobKey(request="x"))
     reply = await node.client.stub.Submit(bad)
     assert reply.refusal.kind == ErrorKind.INVALID_REQUEST.value
@@ -140,12 +150,8 @@ async def test_refusals_name_the_reason_and_keep_nothing(nodes: Nodes) -> None:
 
 async def test_calls_for_another_incarnation_are_refused(nodes: Nodes) -> None:
     node = await nodes.start()
-    node.client.worker = type(node.client.worker)(
-        node.worker.me.id, Incarnation(node.worker.me.incarnation - 1), node.worker.me.address
-    )
-    with pytest.raises(TandemError) as refused:
-        await node.client.generate(new_request(MODEL, PROMPT, 4))
-    assert refused.value.kind is ErrorKind.WORKER_LOST
+    node.client.worker = replace(node.worker.me, incarnation=Incarnation(node.worker.me.incarnation - 1))
+    assert await refusal(node.client, new_request(MODEL, PROMPT, 4)) is ErrorKind.WORKER_LOST
 
 
 async def test_watch_again_resends_without_a_gap_or_a_repeat(nodes: Nodes) -> None:
@@ -206,8 +212,7 @@ async def test_jobs_that_a_watch_does_not_list_are_cancelled(nodes: Nodes) -> No
     await node.client.num_tokens(dropped, 1)
     await node.client.watch({kept: len(node.client.tokens(kept)), unknown: 0})
     assert await node.client.end_of(dropped) == Cancelled(dropped)
-    failed = await node.client.end_of(unknown)
-    assert isinstance(failed, Failed) and failed.kind is ErrorKind.WORKER_LOST
+    await node.client.failure(unknown, ErrorKind.WORKER_LOST)
     await node.client.end_of(kept)
     assert node.client.tokens(kept) == continuation(PROMPT, 300)
     await node.client.settled()
@@ -252,10 +257,7 @@ async def test_a_stream_begins_with_the_load_and_has_heartbeats(nodes: Nodes, mo
 
 
 async def test_a_changed_load_is_sent_with_the_events(nodes: Nodes) -> None:
-    node = await nodes.start()
-    pace(node.executor)
-    key = await node.client.generate(new_request(MODEL, PROMPT, 40))
-    await node.client.num_tokens(key, 2)
+    node, _ = await with_a_slow_job(nodes, 40)
     assert node.client.load.num_running == 1
     await node.client.settled()
     await node.client.until(lambda: node.client.load.num_running == 0)
@@ -294,8 +296,7 @@ async def test_a_step_that_raises_fails_its_jobs_and_no_others(nodes: Nodes) -> 
 
     node.executor.before_step = explode
     key = await node.client.generate(new_request(MODEL, PROMPT, 4))
-    failed = await node.client.end_of(key)
-    assert isinstance(failed, Failed) and failed.kind is ErrorKind.INTERNAL and "planted" in failed.message
+    assert "planted" in (await node.client.failure(key, ErrorKind.INTERNAL)).message
     node.executor.before_step = lambda plan: None
     key = await node.client.generate(new_request(MODEL, PROMPT, 4))
     assert isinstance(await node.client.end_of(key), Finished)
@@ -307,9 +308,7 @@ async def test_an_engine_that_fails_ends_the_worker_and_every_job(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = await nodes.start()
-    gate = Gate(node.executor)
-    keys = [await node.client.generate(new_request(MODEL, PROMPT, 4))]
-    await asyncio.to_thread(gate.entered.wait)
+    gate, key = await held_in_a_step(node)
 
     def explode(*args: object) -> None:
         raise RuntimeError("planted")
@@ -317,45 +316,32 @@ async def test_an_engine_that_fails_ends_the_worker_and_every_job(
     monkeypatch.setattr("tandem.engine.engine.Engine.finish", explode)
     gate.open()
     assert "planted" in await asyncio.wait_for(node.worker.failed(), 10)
-    for key in keys:
-        failed = await node.client.end_of(key)
-        assert isinstance(failed, Failed) and failed.kind is ErrorKind.INTERNAL
+    await node.client.failure(key, ErrorKind.INTERNAL)
     assert "planted" in (node.worker.healthy() or "")
     with pytest.raises(TandemError):
         await node.client.generate(new_request(MODEL, PROMPT, 4))
 
 
 async def test_drain_refuses_new_work_and_waits_for_the_old(nodes: Nodes) -> None:
-    node = await nodes.start()
-    pace(node.executor)
-    key = await node.client.generate(new_request(MODEL, PROMPT, 50))
     # A job that has not begun would be requeued.
-    await node.client.num_tokens(key, 1)
+    node, key = await with_a_slow_job(nodes, 50)
     draining = asyncio.ensure_future(node.client.stub.Drain(pb.DrainRequest(timeout_ms=20_000)))
     await node.client.until(lambda: node.client.load.draining)
     assert not draining.done() and not node.client.ends(key)
-    with pytest.raises(TandemError) as refused:
-        await node.client.generate(new_request(MODEL, PROMPT, 4))
-    assert refused.value.kind is ErrorKind.DRAINING
+    assert await refusal(node.client, new_request(MODEL, PROMPT, 4)) is ErrorKind.DRAINING
     assert (await draining).num_left == 0
     assert isinstance(await node.client.end_of(key), Finished)
     assert node.client.tokens(key) == continuation(PROMPT, 50)
 
 
 async def test_drain_gives_up_at_its_timeout(nodes: Nodes) -> None:
-    node = await nodes.start()
-    pace(node.executor)
-    key = await node.client.generate(new_request(MODEL, PROMPT, 900))
-    await node.client.num_tokens(key, 1)
+    node, _ = await with_a_slow_job(nodes, 900)
     reply = await node.client.stub.Drain(pb.DrainRequest(timeout_ms=50))
     assert reply.num_left == 1
 
 
 async def test_a_drain_is_undone_and_the_worker_accepts_jobs_again(nodes: Nodes) -> None:
-    node = await nodes.start()
-    pace(node.executor)
-    key = await node.client.generate(new_request(MODEL, PROMPT, 50))
-    await node.client.num_tokens(key, 1)
+    node, key = await with_a_slow_job(nodes, 50)
     draining = asyncio.ensure_future(node.client.stub.Drain(pb.DrainRequest(timeout_ms=20_000)))
     await node.client.until(lambda: node.client.load.draining)
     await node.client.stub.UndoDrain(pb.UndoDrainRequest())
@@ -368,10 +354,7 @@ async def test_a_drain_is_undone_and_the_worker_accepts_jobs_again(nodes: Nodes)
 
 
 async def test_the_drain_of_a_worker_that_stops_cannot_be_undone(nodes: Nodes) -> None:
-    node = await nodes.start()
-    pace(node.executor)
-    key = await node.client.generate(new_request(MODEL, PROMPT, 50))
-    await node.client.num_tokens(key, 1)
+    node, _ = await with_a_slow_job(nodes, 50)
     stopping = asyncio.ensure_future(node.worker.drain(20.0))
     await node.client.until(lambda: node.client.load.draining)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -381,12 +364,8 @@ async def test_the_drain_of_a_worker_that_stops_cannot_be_undone(nodes: Nodes) -
 
 
 async def test_stop_fails_what_is_running_and_ends_the_streams(nodes: Nodes) -> None:
-    node = await nodes.start()
-    pace(node.executor)
-    key = await node.client.generate(new_request(MODEL, PROMPT, 900))
-    await node.client.num_tokens(key, 2)
+    node, key = await with_a_slow_job(nodes, 900)
     await node.worker.stop()
-    failed = await node.client.end_of(key)
-    assert isinstance(failed, Failed) and failed.kind is ErrorKind.WORKER_LOST
+    await node.client.failure(key, ErrorKind.WORKER_LOST)
     await node.client.until(lambda: node.client.stream_error is not None)
     assert isinstance(node.client.stream_error, EOFError)

@@ -11,7 +11,7 @@ import pytest
 from tandem.core.clock import SystemClock
 from tandem.core.config import TransferConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.ids import WorkerRef
 from tandem.core.link import LinkReport
 from tandem.core.topology import Topology
 from tandem.routing.link_policy import NUM_PEERS
@@ -21,12 +21,9 @@ from tandem.transfer.link_detection import LinkEndpoints
 from tandem.worker.kv.handshake import SourceGone
 from tandem.worker.links import link_monitor
 from tandem.worker.links.link_monitor import LinkMonitor
+from tests.unit.worker.conftest import ref, until
 
-
-def ref(name: str) -> WorkerRef:
-    return WorkerRef(WorkerId(name), Incarnation(1), f"{name}:1")
-
-
+Answer = Callable[[WorkerRef], LinkReport]
 INFO = SimpleNamespace(me=ref("me"), fingerprint="f")
 
 
@@ -49,7 +46,7 @@ class RecordingProbe:
 
     def __init__(self) -> None:
         self.measured: list[str] = []
-        self.answer: Callable[[WorkerRef], LinkReport] = lambda source: LinkReport(
+        self.answer: Answer = lambda source: LinkReport(
             source=source, link_type="rdma", evidence="", num_bytes=10**9, seconds=0.1
         )
 
@@ -58,8 +55,11 @@ class RecordingProbe:
         return self.answer(source), LinkEndpoints("nixl", False, "cpu", "cpu")
 
 
+Run = Callable[..., tuple[LinkMonitor, RecordingProbe]]
+
+
 @pytest.fixture
-async def run(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., tuple[LinkMonitor, RecordingProbe]]]:
+async def run(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Run]:
     """Return `run(registry, transfer)`, which starts a link monitor that polls the registry."""
     monkeypatch.setattr(link_monitor, "BEAT_S", 0.001)
     monkeypatch.setattr(link_monitor, "LIST_S", 0.001)
@@ -85,15 +85,7 @@ async def run(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., tu
         await one.close()
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.001)
-
-
-async def test_a_few_of_each_zone_that_may_prefill_for_it_are_measured_once(
-    run: Callable[..., tuple[LinkMonitor, RecordingProbe]],
-) -> None:
+async def test_a_few_of_each_zone_that_may_prefill_for_it_are_measured_once(run: Run) -> None:
     looks: list[int] = []
     records = [
         *(record(f"p{n}", zone=f"z{n % 2}") for n in range(20)),
@@ -117,9 +109,7 @@ async def test_a_few_of_each_zone_that_may_prefill_for_it_are_measured_once(
     assert {report.source.id for report in one.reports.since(0)} == set(probe.measured)
 
 
-async def test_a_registry_that_fails_changes_nothing_and_newcomers_are_measured(
-    run: Callable[..., tuple[LinkMonitor, RecordingProbe]],
-) -> None:
+async def test_a_registry_that_fails_changes_nothing_and_newcomers_are_measured(run: Run) -> None:
     listed: list[WorkerRecord] = []
     num_failures = 0
 
@@ -140,9 +130,7 @@ async def test_a_registry_that_fails_changes_nothing_and_newcomers_are_measured(
 
 
 @pytest.mark.parametrize("is_defect", [False, True])
-async def test_a_source_that_cannot_be_measured_stops_nothing(
-    run: Callable[..., tuple[LinkMonitor, RecordingProbe]], is_defect: bool
-) -> None:
+async def test_a_source_that_cannot_be_measured_stops_nothing(run: Run, is_defect: bool) -> None:
     def fail(source: WorkerRef) -> LinkReport:
         if source.id == "p0":
             raise ZeroDivisionError if is_defect else TandemError(ErrorKind.WORKER_LOST, "gone")
@@ -158,16 +146,14 @@ async def test_a_source_that_cannot_be_measured_stops_nothing(
         await one.measure(ref("p0"))
 
 
-async def test_a_worker_does_not_measure_itself(run: Callable[..., tuple[LinkMonitor, RecordingProbe]]) -> None:
+async def test_a_worker_does_not_measure_itself(run: Run) -> None:
     one, probe = run(list)
     with pytest.raises(TandemError, match="this worker itself"):
         await one.measure(ref("me"))
     assert probe.measured == []
 
 
-async def test_a_repeated_measurement_is_shared_unless_its_size_is_given(
-    run: Callable[..., tuple[LinkMonitor, RecordingProbe]],
-) -> None:
+async def test_a_repeated_measurement_is_shared_unless_its_size_is_given(run: Run) -> None:
     one, probe = run(list)
     first = await one.measure(ref("p"))
     assert await one.measure(ref("p")) is first and probe.measured == ["p"]
@@ -175,9 +161,7 @@ async def test_a_repeated_measurement_is_shared_unless_its_size_is_given(
     assert probe.measured == ["p", "p"]
 
 
-async def test_an_ended_source_is_forgotten_and_another_is_chosen(
-    run: Callable[..., tuple[LinkMonitor, RecordingProbe]],
-) -> None:
+async def test_an_ended_source_is_forgotten_and_another_is_chosen(run: Run) -> None:
     one, probe = run(lambda: [record("p")], TransferConfig(require="rdma"))
     await one.measure(ref("q"), 1)
     await until(lambda: one.reports.find(ref("p")))
@@ -194,7 +178,7 @@ async def test_an_ended_source_is_forgotten_and_another_is_chosen(
     assert one.reports.find(ref("q")) is None
 
 
-def at(*gbps: float) -> Callable[[WorkerRef], LinkReport]:
+def at(*gbps: float) -> Answer:
     """Return a probe answer with the first speed at the first call, the second at the next, and so on."""
     paces = iter(gbps)
     return lambda source: LinkReport(
@@ -204,10 +188,7 @@ def at(*gbps: float) -> Callable[[WorkerRef], LinkReport]:
 
 @pytest.mark.parametrize(("paces", "is_refused"), [((20.0,), False), ((1.0, 20.0), False), ((1.0, 2.0), True)])
 async def test_a_link_is_refused_after_two_slow_measurements_in_a_row(
-    run: Callable[..., tuple[LinkMonitor, RecordingProbe]],
-    monkeypatch: pytest.MonkeyPatch,
-    paces: tuple[float, ...],
-    is_refused: bool,
+    run: Run, monkeypatch: pytest.MonkeyPatch, paces: tuple[float, ...], is_refused: bool
 ) -> None:
     monkeypatch.setattr(link_monitor, "AGAIN_S", 0.0)
     one, probe = run(list, TransferConfig(min_gbps=10.0))
@@ -219,7 +200,7 @@ async def test_a_link_is_refused_after_two_slow_measurements_in_a_row(
 
 @pytest.mark.parametrize("kind", [ErrorKind.DEADLINE, ErrorKind.OVERLOADED])
 async def test_nothing_is_refused_for_lateness_alone(
-    run: Callable[..., tuple[LinkMonitor, RecordingProbe]], monkeypatch: pytest.MonkeyPatch, kind: ErrorKind
+    run: Run, monkeypatch: pytest.MonkeyPatch, kind: ErrorKind
 ) -> None:
     monkeypatch.setattr(link_monitor, "AGAIN_S", 0.0)
     one, probe = run(list, TransferConfig(min_gbps=10.0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -17,7 +16,7 @@ from tandem.wire.kv_codec import encode_worker
 from tandem.worker import worker
 from tandem.worker.links import link_monitor, link_probe
 from tests.e2e.client import PATIENCE_S, hand_over, new_request
-from tests.unit.worker.conftest import Node, Nodes
+from tests.unit.worker.conftest import Node, Nodes, settled, until
 from tests.unit.worker.fake_model import MODEL, NUM_TRIAL_BLOCKS
 
 IMPATIENT = HandoffConfig(drain_timeout_s=0.05)
@@ -27,12 +26,6 @@ async def measure(consumer: Node, source: WorkerRef, num_bytes: int = 1000) -> p
     """Measure a thousand bytes: a fake block has 64, so the probe takes several rounds."""
     request = pb.ProbeLinkRequest(source=encode_worker(source), num_bytes=num_bytes)
     return await consumer.client.stub.ProbeLink(request, timeout=PATIENCE_S)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_trial_blocks_are_read_and_no_others(nodes: Nodes) -> None:
@@ -88,8 +81,7 @@ async def test_a_read_that_does_not_end_costs_the_peer_and_no_more(nodes: Nodes)
     assert (await measure(consumer, producer.worker.me)).report.num_bytes > 0, "it is connected anew"
     key, _ = await hand_over(producer.client, consumer.client, new_request(MODEL, list(range(20)), 4))
     await consumer.client.end_of(key)
-    await consumer.client.settled()
-    await producer.client.settled()
+    await settled(consumer, producer)
 
 
 async def test_an_abandoned_probe_leaves_nothing_and_a_second_caller_shares_it(nodes: Nodes) -> None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.core.ids import WorkerRef
 from tandem.core.link import LinkReport
 from tandem.worker.links import link_monitor
 from tandem.worker.links.link_monitor import FRESH_S, GONE_S, MAX_RETRY_S, RETRY_S, LinkReports
-
-
-def ref(name: str, life: int = 1) -> WorkerRef:
-    return WorkerRef(WorkerId(name), Incarnation(life), f"{name}:1")
+from tests.unit.worker.conftest import ref
 
 
 def report(source: WorkerRef, problem: str = "") -> LinkReport:

@@ -8,12 +8,12 @@ import pytest
 
 from tandem.core.config import HandoffConfig
 from tandem.core.errors import ErrorKind
-from tandem.core.events import Failed, Finished, FinishReason
+from tandem.core.events import Finished, FinishReason
 from tandem.core.ids import HandoffKey, JobKey
 from tandem.core.request import Request, ResumeJob
 from tandem.wire.gen import worker_pb2 as pb
 from tests.e2e.client import new_request
-from tests.unit.worker.conftest import Node, Nodes, pace
+from tests.unit.worker.conftest import Node, Nodes, pace, settled, until
 from tests.unit.worker.fake_model import MODEL, continuation
 
 PROMPT = list(range(1, 60))
@@ -65,8 +65,7 @@ async def test_all_running_sequences_migrate(nodes: Nodes) -> None:
         assert [*job.output_tokens, *consumer.client.tokens(job.key)] == right
         pulled = consumer.client.pulled(job.key)
         assert pulled is not None and pulled.num_bytes > 0
-    await producer.client.settled()
-    await consumer.client.settled()
+    await settled(producer, consumer)
 
 
 @pytest.mark.slow
@@ -83,8 +82,7 @@ async def test_a_consumer_that_dies_leaves_the_sequence_to_its_producer(nodes: N
         await asyncio.sleep(0.01)
     stopping = asyncio.ensure_future(lost.worker.stop())
     # The engine ends first: otherwise the consumer might take all sequences while it stops.
-    while lost.worker.healthy() is None:
-        await asyncio.sleep(0.01)
+    await until(lambda: lost.worker.healthy() is not None)
     lost.transport.gate.set()
     await stopping
     job = resume(request, producer, key, await offered(producer, key, 1), 3)
@@ -103,5 +101,4 @@ async def test_queued_jobs_are_requeued_at_once(nodes: Nodes) -> None:
     given_back = [key for key in keys if node.client.ends(key)]
     assert reply.num_left == len(keys) - len(given_back) and reply.num_given_back == len(given_back) > 0
     for key in given_back:
-        failed = await node.client.end_of(key)
-        assert isinstance(failed, Failed) and failed.kind is ErrorKind.DRAINING
+        await node.client.failure(key, ErrorKind.DRAINING)

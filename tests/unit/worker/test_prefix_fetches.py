@@ -18,7 +18,7 @@ from tandem.engine.effects import FollowHandoff
 from tandem.kv.handoff import MAX_REMOTE_PREFIX_BLOCKS, RemotePrefixRequest
 from tandem.worker.kv.producer_session import ProducerSession
 from tests.e2e.client import PATIENCE_S, new_request
-from tests.unit.worker.conftest import Gate, Node, Nodes, pace
+from tests.unit.worker.conftest import Gate, Node, Nodes, pace, settled
 from tests.unit.worker.fake_model import MODEL, continuation
 
 PROMPT = list(range(1, 60))
@@ -54,11 +54,6 @@ async def ends_right(node: Node, key: JobKey, prompt: Sequence[int], num_cached_
     tokens = node.client.tokens(key)
     assert end == Finished(key, FinishReason.LENGTH, len(tokens), num_cached_tokens)
     assert tokens == continuation(prompt, len(tokens)) and num_cached(node, key) == num_cached_tokens
-
-
-async def settled(*nodes: Node) -> None:
-    for node in nodes:
-        await node.client.settled()
 
 
 @pytest.mark.parametrize("has_digests", [True, False])

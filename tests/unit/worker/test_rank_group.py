@@ -10,7 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -49,20 +49,20 @@ from tests.certificates import Authority
 PATIENCE_S = 20.0
 WORKER = WorkerRef(WorkerId("w"), Incarnation(7), "127.0.0.1:1")
 LAYOUT = KVLayout(16, (KVGroup(3, 2, 32, "float32"),))
-
-
 SETTINGS = {"version": "1", "engine.tensor_parallel": "3"}
 
 
 class Rank:
     """Run until the leader's channel ends. `how` is the reported reason of the end, if the rank has ended."""
 
+    line: RankChannel
+    """Its end of the leader's channel, once it follows."""
+
     def __init__(self, how: str | None = None) -> None:
         self.how = how
         self.stops = 0
         self.received: list[RankCommand | AgentCommand] = []
         self.forming: list[GroupCommand] = []
-        self.line: RankChannel | None = None
         self.is_gone = threading.Event()
 
     def ended(self) -> str | None:
@@ -83,7 +83,6 @@ class Rank:
         self.line = RankChannel(connect(address, config, threading.Event()), 5.0)
 
         def run() -> None:
-            assert self.line is not None
             with suppress(OSError):  # its leader may have given up by then
                 for event in (RankReady(rank, settings), *messages):
                     self.line.send(event if isinstance(event, bytes) else RANK_EVENTS.encode(event))
@@ -101,13 +100,15 @@ class Rank:
 
 
 class Rig:
-    """Make rank groups that listen as `listen` does, with ranks that connect with the settings `config`."""
+    """Make rank groups that listen as `listen` does, with ranks that connect with the settings `config`; the fixture
+    closes the groups."""
 
     def __init__(self, listen: Listen, config: Config) -> None:
         self.listen = listen
         self.config = config
         self.address = ""
         self.ranks: list[Rank] = []
+        self.groups: list[RankGroup] = []
         self.messages: tuple[RankEvent | bytes, ...] = (Loaded(),)
         self.settings = dict(SETTINGS)
         self.listens = True
@@ -126,7 +127,7 @@ class Rig:
     def rank_group(
         self, size: int, timeout_s: float = 5.0, launch: Launch | None = None, start_s: float = PATIENCE_S
     ) -> RankGroup:
-        return RankGroup(
+        group = RankGroup(
             self.listen,
             size,
             launch or self.launch,
@@ -135,24 +136,38 @@ class Rig:
             settings=SETTINGS,
             start_s=start_s,
         )
+        self.groups.append(group)
+        return group
+
+    def loaded(self, size: int, timeout_s: float = 5.0) -> RankGroup:
+        """Make a group whose ranks have loaded the model."""
+        group = self.rank_group(size, timeout_s)
+        group.wait_loaded()
+        return group
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.close()
 
 
 @pytest.fixture(params=["unix", "tcp", "tls"])
-def rig(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+def rig(request: pytest.FixtureRequest, tmp_path: Path, secret: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     if request.param == "unix":
         with tempfile.TemporaryDirectory(prefix="tp-") as short:
             monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
             monkeypatch.setattr(tempfile, "tempdir", short)
-            yield Rig(listen_on_socket, Config())
+            rig = Rig(listen_on_socket, Config())
+            yield rig
+            rig.close()
             assert os.listdir(short) == [], "whatever happened, the directory is gone"
         return
-    secret = tmp_path / "secret"
-    secret.write_text("s" * 64)
     cluster = Authority(tmp_path / "ca").issue("member") if request.param == "tls" else ClusterConfig()
     cluster = replace(cluster, secret_file=str(secret))
     engine = replace(EngineConfig(), master_port=0)
     config = Config(engine=engine, worker=WorkerConfig(host="127.0.0.1"), cluster=cluster)
-    yield Rig(partial(listen_on_network, config), config)
+    rig = Rig(partial(listen_on_network, config), config)
+    yield rig
+    rig.close()
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -163,8 +178,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def test_all_ranks_receive_all_commands_in_order(rig: Rig) -> None:
-    rank_group = rig.rank_group(3)
-    rank_group.wait_loaded()
+    rank_group = rig.loaded(3)
     commands = [ClearBlocks((BlockId(3),)), Forward(4, 2, 1, 0, 3), Logits(2)] * 50
     for command in commands:
         rank_group.send_command(command)
@@ -180,56 +194,43 @@ def test_all_ranks_receive_all_commands_in_order(rig: Rig) -> None:
 
 
 def test_transfer_messages_go_to_and_from_a_single_rank(rig: Rig) -> None:
-    rank_group, received = rig.rank_group(3), list[tuple[int, Event]]()
+    rank_group, received = rig.loaded(3), list[tuple[int, Event]]()
     rank_group.on_transfer_event(lambda rank, event: received.append((rank, event)))
-    rank_group.wait_loaded()
     rank_group.send_to_transfer(2, SelfTest())
     until(lambda: rig.ranks[1].received)
     assert rig.ranks[1].received == [SelfTest()] and rig.ranks[0].received == []
-    line = rig.ranks[1].line
-    assert line is not None
-    line.send(RANK_EVENTS.encode(SelfTestDone(None, 1.0)))
+    rig.ranks[1].line.send(RANK_EVENTS.encode(SelfTestDone(None, 1.0)))
     until(lambda: received)
     assert received == [(2, SelfTestDone(None, 1.0))]
-    rank_group.close()
 
 
 def test_the_transport_of_each_rank_is_reported_in_order(rig: Rig) -> None:
-    rank_group = rig.rank_group(3)
-    rank_group.wait_loaded()
+    rank_group = rig.loaded(3)
     peers = [
         TransportPeer(WORKER, LAYOUT, (TransportRank(f"w.7.{rank}", b"", KVRegion(4096, 1, LAYOUT.block_bytes, 0, 2)),))
         for rank in rank_group.ranks
     ]
     for rank, peer in reversed([*zip(rig.ranks, peers, strict=True)]):
-        assert rank.line is not None
         rank.line.send(RANK_EVENTS.encode(RankRegistered(peer)))
     assert rank_group.open_transfers(WORKER) == peers
     until(lambda: all(rank.received for rank in rig.ranks))
     assert [rank.received for rank in rig.ranks] == [[StartTransfer(WORKER)]] * 2
-    rank_group.close()
 
 
 def test_a_rank_that_cannot_open_its_transport_reports_the_reason(rig: Rig) -> None:
     rig.messages = (Loaded(), RankFailed(ErrorKind.UNSUPPORTED, "there is no NIXL"))
-    with (
-        pytest.raises(TandemError, match="rank 1: there is no NIXL") as caught,
-        closing(rig.rank_group(2)) as rank_group,
-    ):
-        rank_group.open_transfers(WORKER)
+    with pytest.raises(TandemError, match="rank 1: there is no NIXL") as caught:
+        rig.rank_group(2).open_transfers(WORKER)
     assert caught.value.kind is ErrorKind.UNSUPPORTED
 
 
 def test_the_entries_of_each_rank_reach_all_others(rig: Rig) -> None:
     rank_group = rig.rank_group(3)
     rank_group.publish("0", b"\xff\0")
-    line = rig.ranks[1].line
-    assert line is not None
-    line.send(RANK_EVENTS.encode(StoreEntry("2", b"two")))
+    rig.ranks[1].line.send(RANK_EVENTS.encode(StoreEntry("2", b"two")))
     until(lambda: len(rig.ranks[0].forming) == 3 and rig.entries and len(rig.ranks[1].forming) == 2)
     assert rig.ranks[0].forming[1:] == [StoreEntry("0", b"\xff\0"), StoreEntry("2", b"two")]
     assert rig.ranks[1].forming[1:] == [StoreEntry("0", b"\xff\0")] and rig.entries == [("2", b"two")]
-    rank_group.close()
 
 
 def test_a_rank_that_does_not_start_is_named_and_the_others_are_stopped(rig: Rig) -> None:
@@ -284,14 +285,12 @@ def test_a_rank_with_other_settings_is_refused_on_both_sides(rig: Rig, settings:
 
 def test_a_rank_with_other_files_is_refused_on_both_sides(rig: Rig) -> None:
     rig.messages = (Loaded("abc"),)
-    rank_group = rig.rank_group(2)
-    rank_group.wait_loaded()
+    rank_group = rig.loaded(2)
     rank_group.require_weights("abc")
     with pytest.raises(TandemError, match="rank 1 has loaded another model"):
         rank_group.require_weights("def")
     until(lambda: len(rig.ranks[0].forming) == 2)
     assert isinstance(rig.ranks[0].forming[1], RankRefused)
-    rank_group.close()
 
 
 @pytest.mark.parametrize("number", [0, -1, 2])
@@ -307,11 +306,8 @@ def test_a_rank_that_the_worker_does_not_have_is_refused(rig: Rig, number: int) 
 
 def test_a_rank_that_fails_while_loading_reports_the_reason(rig: Rig) -> None:
     rig.messages = (RankFailed(ErrorKind.UNSUPPORTED, "no tensor a.weight"),)
-    with (
-        pytest.raises(TandemError, match=r"rank 1: no tensor a\.weight") as caught,
-        closing(rig.rank_group(2)) as rank_group,
-    ):
-        rank_group.wait_loaded()
+    with pytest.raises(TandemError, match=r"rank 1: no tensor a\.weight") as caught:
+        rig.loaded(2)
     assert caught.value.kind is ErrorKind.UNSUPPORTED
 
 
@@ -332,38 +328,31 @@ def test_a_rank_that_fails_while_loading_reports_the_reason(rig: Rig) -> None:
 def test_a_lost_rank_is_reported_once_to_each_watcher(
     rig: Rig, end: Callable[[RankChannel], None], reason: str
 ) -> None:
-    rank_group, first, late = rig.rank_group(2), list[str](), list[str]()
-    rank_group.wait_loaded()
+    rank_group, first, late = rig.loaded(2), list[str](), list[str]()
     rank_group.watch(first.append)
-    line = rig.ranks[0].line
-    assert line is not None
-    end(line)
+    end(rig.ranks[0].line)
     until(lambda: first)
     rank_group.watch(late.append)
     assert first == late and len(first) == 1 and reason in first[0]
     with pytest.raises(RanksLost, match=reason):
         rank_group.send_command(Logits(1))
-    rank_group.close()
 
 
 def test_the_wait_for_a_blocked_rank_is_bounded(rig: Rig) -> None:
     rig.listens = False
-    rank_group = rig.rank_group(2, timeout_s=0.1)
-    rank_group.wait_loaded()
+    rank_group = rig.loaded(2, timeout_s=0.1)
     blocks = ClearBlocks(tuple(BlockId(i) for i in range(10_000)))
     with pytest.raises(RanksLost, match="cannot send to rank 1"):
         for _ in range(10_000):
             rank_group.send_command(blocks)
     rank_group.close()
-    assert rig.ranks[0].line is not None
     rig.ranks[0].line.close()
 
 
 def test_a_rank_that_reads_no_transfer_commands_is_lost(rig: Rig) -> None:
     """The last message may be half written, so a caller that waits for its reply would wait for ever."""
     rig.listens = False
-    rank_group, lost = rig.rank_group(2, timeout_s=0.1), list[str]()
-    rank_group.wait_loaded()
+    rank_group, lost = rig.loaded(2, timeout_s=0.1), list[str]()
     rank_group.watch(lost.append)
     rank_group._channels[1]._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
     for id in range(1_000_000):
@@ -372,5 +361,4 @@ def test_a_rank_that_reads_no_transfer_commands_is_lost(rig: Rig) -> None:
             break
     assert len(lost) == 1 and "cannot send to rank 1" in lost[0]
     rank_group.close()
-    assert rig.ranks[0].line is not None
     rig.ranks[0].line.close()

@@ -24,6 +24,7 @@ from tandem.worker.ranks.rank_channel import MAX_BYTES, RankChannel
 from tandem.worker.ranks.rank_group import RankGroup
 from tandem.worker.ranks.rank_listener import RankListener, connect, listen_on_network
 from tests.certificates import Authority
+from tests.ports import free_port
 
 PATIENCE_S = 20.0
 NEVER = threading.Event()
@@ -53,9 +54,7 @@ def config_of(cluster: ClusterConfig, host: str = "127.0.0.1") -> Config:
 
 
 @pytest.fixture
-def member(tmp_path: Path) -> Config:
-    secret = tmp_path / "secret"
-    secret.write_text("s" * 64)
+def member(secret: Path) -> Config:
     return config_of(ClusterConfig(secret_file=str(secret)))
 
 
@@ -209,8 +208,7 @@ def test_an_oversized_message_costs_the_rank(member: Config) -> None:
 
 def test_a_rank_waits_for_its_leader(member: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_listener, "RETRY_S", 0.01)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     made: list[Leader] = []
     at_port = replace(member, engine=replace(member.engine, master_port=port))
     timer = threading.Timer(0.2, lambda: made.append(Leader(at_port)))
@@ -226,20 +224,16 @@ def test_a_rank_waits_for_its_leader(member: Config, monkeypatch: pytest.MonkeyP
 def test_the_wait_for_a_leader_is_bounded(member: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_listener, "RETRY_S", 0.01)
     monkeypatch.setattr(rank_listener, "MEET_S", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     with pytest.raises(TandemError, match="the first rank cannot be reached at") as caught:
-        connect(f"127.0.0.1:{port}", member, NEVER)
+        connect(f"127.0.0.1:{free_port()}", member, NEVER)
     assert caught.value.kind is ErrorKind.WORKER_LOST and caught.value.param == "engine.master_addr"
 
 
 def test_the_end_of_the_parent_ends_the_wait(member: Config) -> None:
     ended = threading.Event()
     ended.set()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     with pytest.raises(TandemError, match="cannot be reached"):
-        connect(f"127.0.0.1:{port}", member, ended)
+        connect(f"127.0.0.1:{free_port()}", member, ended)
 
 
 def test_a_port_in_use_is_named(member: Config) -> None:
@@ -255,7 +249,6 @@ def test_a_leader_that_others_reach_needs_a_secret() -> None:
         Leader(config_of(ClusterConfig(), "0.0.0.0"))
 
 
-@pytest.mark.parametrize("address", ["/nowhere/leader.sock"])
-def test_a_socket_that_is_gone(address: str) -> None:
+def test_a_socket_that_is_gone() -> None:
     with pytest.raises(TandemError, match="cannot be reached at /nowhere"):
-        connect(address, Config(), NEVER)
+        connect("/nowhere/leader.sock", Config(), NEVER)

@@ -9,7 +9,6 @@ import pytest
 from tandem.engine.effects import StartRead
 from tandem.engine.transfer_messages import (
     Cancel,
-    Command,
     Event,
     ReadDone,
     ReadFailed,
@@ -18,33 +17,10 @@ from tandem.engine.transfer_messages import (
     SetPolling,
     TransferStopped,
 )
-from tandem.transfer.interface import KVTransfer
 from tandem.transfer.multi_rank_transfer import MultiRankTransfer
 from tandem.worker.ranks.remote_transfer import RemoteTransfer, carry_out
 from tests.unit.transfer.scripted import P
-
-
-class Recorder(KVTransfer):
-    """Record the commands that a rank's transfer receives."""
-
-    def __init__(self, on_event: Callable[[Event], None]) -> None:
-        self.on_event = on_event
-        self.commands: list[Command] = []
-        self.num_halts = 0
-
-    def start(self) -> None:
-        """Nothing runs."""
-
-    def send(self, command: Command) -> None:
-        if self.num_halts:
-            raise RuntimeError("halted")
-        self.commands.append(command)
-
-    def halt(self) -> None:
-        self.num_halts += 1
-
-    def join(self, timeout_s: float) -> bool:
-        return self.num_halts > 0
+from tests.unit.worker.conftest import RecordingTransfer
 
 
 class Pair:
@@ -52,7 +28,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.recorder = Recorder(lambda event: self.remote.received(event))
+        self.recorder = RecordingTransfer(lambda event: self.remote.received(event))
         self.remote = RemoteTransfer(lambda command: carry_out(self.recorder, command), self.events.append)
 
 
@@ -101,10 +77,10 @@ def test_a_command_after_the_end_is_dropped(pair: Pair) -> None:
 def test_a_channel_that_breaks_inside_a_command_is_reported_after_it() -> None:
     """Everything runs in one thread, as where a channel notices its end in `send`."""
     events: list[Event] = []
-    own: list[Recorder] = []
+    own: list[RecordingTransfer] = []
 
-    def open_own(on_event: Callable[[Event], None]) -> Recorder:
-        own.append(Recorder(on_event))
+    def open_own(on_event: Callable[[Event], None]) -> RecordingTransfer:
+        own.append(RecordingTransfer(on_event))
         return own[0]
 
     def open_broken(on_event: Callable[[Event], None]) -> RemoteTransfer:
@@ -122,11 +98,11 @@ def test_a_channel_that_breaks_inside_a_command_is_reported_after_it() -> None:
         joined.send(SelfTest())
 
 
-def two_recorders(on_event: Callable[[Event], None]) -> tuple[MultiRankTransfer, list[Recorder]]:
-    own: list[Recorder] = []
+def two_recorders(on_event: Callable[[Event], None]) -> tuple[MultiRankTransfer, list[RecordingTransfer]]:
+    own: list[RecordingTransfer] = []
 
-    def open_own(on_event: Callable[[Event], None]) -> Recorder:
-        own.append(Recorder(on_event))
+    def open_own(on_event: Callable[[Event], None]) -> RecordingTransfer:
+        own.append(RecordingTransfer(on_event))
         return own[-1]
 
     return MultiRankTransfer([open_own, open_own], on_event), own

@@ -20,8 +20,7 @@ PROMPT = list(range(1, 26))
 
 
 async def num_cached(node: Node, request: Request) -> int:
-    key = await node.client.generate(request)
-    end = await node.client.end_of(key)
+    end = await node.client.end_of(await node.client.generate(request))
     assert isinstance(end, Finished)
     return end.num_cached_tokens
 

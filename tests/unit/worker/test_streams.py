@@ -19,7 +19,7 @@ from tandem.wire.kv_codec import decode_peer, decode_worker, encode_handoff_key,
 from tandem.wire.worker_codec import decode_load
 from tandem.worker.gateways import service
 from tests.e2e.client import new_request
-from tests.unit.worker.conftest import Gate, Nodes
+from tests.unit.worker.conftest import Nodes, held_in_a_step, until
 from tests.unit.worker.fake_model import MODEL
 
 CONSUMER = WorkerRef(WorkerId("consumer"), Incarnation(5), "127.0.0.1:1")
@@ -40,18 +40,15 @@ async def follow(stub: WorkerStub, *messages: kv_pb2.StreamHandoffRequest) -> li
     return updates
 
 
-def first(*release: kv_pb2.HandoffKey) -> kv_pb2.StreamHandoffRequest:
-    return kv_pb2.StreamHandoffRequest(
-        consumer=encode_worker(CONSUMER), fingerprint="f00d", sequence=1, release=release
-    )
+def first(*release: kv_pb2.HandoffKey, fingerprint: str = "f00d") -> kv_pb2.StreamHandoffRequest:
+    consumer = encode_worker(CONSUMER)
+    return kv_pb2.StreamHandoffRequest(consumer=consumer, fingerprint=fingerprint, sequence=1, release=release)
 
 
 async def test_a_follower_with_another_model_is_refused(nodes: Nodes) -> None:
     node = await nodes.start()
     with pytest.raises(grpc.aio.AioRpcError) as refused:
-        await follow(
-            node.client.stub, kv_pb2.StreamHandoffRequest(consumer=encode_worker(CONSUMER), fingerprint="beef")
-        )
+        await follow(node.client.stub, first(fingerprint="beef"))
     assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
@@ -80,16 +77,12 @@ async def test_ended_hand_offs_are_reported_before_the_reply(nodes: Nodes) -> No
 async def test_a_consumers_messages_do_not_take_a_step_each(nodes: Nodes) -> None:
     """The engine gets all messages while one step runs; one reply per step would take 20 steps."""
     node = await nodes.start()
-    gate = Gate(node.executor)
-    await node.client.generate(new_request(MODEL, [1, 2, 3], 2))
-    await asyncio.to_thread(gate.entered.wait)
+    gate, _ = await held_in_a_step(node)
     keys = [encode_handoff_key(HandoffKey(HandoffId(f"h{n}"), 1)) for n in range(20)]
     messages = [kv_pb2.StreamHandoffRequest(follow=[key], sequence=n) for n, key in enumerate(keys, 2)]
     answers = asyncio.create_task(follow(node.client.stub, first(), *messages))
     try:
-        async with asyncio.timeout(10):
-            while "21 waiting" not in repr(node.worker._driver):
-                await asyncio.sleep(0.01)
+        await until(lambda: "21 waiting" in repr(node.worker._driver))
     finally:
         gate.open()
     assert (await answers)[-1].renewed_sequence == 21
@@ -115,12 +108,8 @@ async def test_describe_returns_the_workers_facts(nodes: Nodes) -> None:
     node = await nodes.start()
     description = await node.client.stub.Describe(pb.DescribeRequest(with_bundle=True))
     assert decode_worker(description.worker) == node.worker.me == decode_peer(description.transport).worker
-    assert (description.model, description.fingerprint, description.transport_kind, description.pool) == (
-        MODEL,
-        "f00d",
-        "local",
-        "mixed",
-    )
+    facts = (description.model, description.fingerprint, description.transport_kind, description.pool)
+    assert facts == (MODEL, "f00d", "local", "mixed")
     assert description.bundle.tokenizer_json == b"{}" and description.bundle_digest
     assert description.max_num_seqs == 8
     assert decode_load(description.load).num_free_blocks == description.books.num_free_blocks == 512
@@ -130,9 +119,7 @@ async def test_describe_returns_the_workers_facts(nodes: Nodes) -> None:
 async def test_describe_does_not_wait_for_a_long_step(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "BOOKS_S", 0.05)
     node = await nodes.start()
-    gate = Gate(node.executor)
-    await node.client.generate(new_request(MODEL, [1, 2, 3], 2))
-    await asyncio.to_thread(gate.entered.wait)
+    gate, _ = await held_in_a_step(node)
     description = await node.client.stub.Describe(pb.DescribeRequest(), timeout=10)
     gate.open()
     assert not description.HasField("books")
@@ -142,9 +129,7 @@ async def test_describe_does_not_wait_for_a_long_step(nodes: Nodes, monkeypatch:
 async def test_an_abandoned_submit_leaves_no_job(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "BOOKS_S", 0.05)
     node = await nodes.start()
-    gate = Gate(node.executor)
-    short = await node.client.generate(new_request(MODEL, [1, 2, 3], 2))
-    await asyncio.to_thread(gate.entered.wait)
+    gate, short = await held_in_a_step(node)
     given_up = new_request(MODEL, [4, 5, 6], 900)
     waiting = asyncio.create_task(node.client.generate(given_up))
     # By the time that a later call is answered, the worker has begun to handle this one.

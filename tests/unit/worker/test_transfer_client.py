@@ -10,39 +10,13 @@ import pytest
 
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, WorkerRef
 from tandem.engine.effects import Effect, ReleaseHandoff, StartRead, TearDownPeer
-from tandem.engine.transfer_messages import (
-    Command,
-    Connected,
-    FailureKind,
-    PeerLost,
-    ReadDone,
-    ReadFailed,
-)
+from tandem.engine.transfer_messages import Connected, FailureKind, PeerLost, ReadDone, ReadFailed
 from tandem.kv.handoff import BlockDigest
-from tandem.transfer.interface import KVTransfer
 from tandem.worker.kv.transfer_client import TransferClient
 from tests.unit.transfer.scripted import P, Q
+from tests.unit.worker.conftest import RecordingTransfer
 
 READ = StartRead(7, P.worker, (0,), (BlockDigest(BlockId(1), (9,)),), (BlockId(3),))
-
-
-class Noting(KVTransfer):
-    """Record the commands that a transfer receives."""
-
-    def __init__(self) -> None:
-        self.commands: list[Command] = []
-
-    def start(self) -> None:
-        """Nothing runs."""
-
-    def send(self, command: Command) -> None:
-        self.commands.append(command)
-
-    def halt(self) -> None:
-        """Nothing runs."""
-
-    def join(self, timeout_s: float) -> bool:
-        return True
 
 
 class Engine:
@@ -65,7 +39,7 @@ class Engine:
         return []
 
 
-def new_client(engine: Engine, transfer: Noting, *, digests: bool) -> TransferClient:
+def new_client(engine: Engine, transfer: RecordingTransfer, *, digests: bool) -> TransferClient:
     client = TransferClient(lambda on_event: transfer, engine.post, lambda event: None, digests=digests)
     client.on_event(Connected(P))
     return client
@@ -76,7 +50,7 @@ def test_a_block_without_one_digest_for_each_head_is_read_unchecked_or_not_at_al
     read = StartRead(
         7, P.worker, range(2), (BlockDigest(BlockId(1), (9,)), BlockDigest(BlockId(2), heads)), (BlockId(3), BlockId(4))
     )
-    engine, transfer = Engine(), Noting()
+    engine, transfer = Engine(), RecordingTransfer()
     new_client(engine, transfer, digests=True).start_read(read)
     ((id, reason),) = engine.failed
     assert (id, transfer.commands) == (7, [])
@@ -94,8 +68,8 @@ def test_a_failed_read_is_logged_as_a_warning_only_where_a_job_waited_for_it(
     caplog.set_level(logging.DEBUG, "tandem.worker.kv.transfer_client")
     follows = [ReleaseHandoff(P.worker, HandoffKey(HandoffId("h"), 1))] if is_awaited else []
     engine = Engine(*follows)
-    reading = new_client(engine, Noting(), digests=True)
-    reading.start_read(StartRead(7, P.worker, (0,), (BlockDigest(BlockId(1), (9,)),), (BlockId(3),)))
+    reading = new_client(engine, RecordingTransfer(), digests=True)
+    reading.start_read(READ)
     reading.on_event(ReadFailed(7, FailureKind.DIGEST, "block 3 is another", True))
     assert engine.failed == [(7, "block 3 is another")] and engine.done == follows
     ((_, level, text),) = caplog.record_tuples
@@ -103,12 +77,12 @@ def test_a_failed_read_is_logged_as_a_warning_only_where_a_job_waited_for_it(
     assert "read 7" in text and "block 3 is another" in text
 
 
-def teardowns(transfer: Noting) -> list[TearDownPeer]:
+def teardowns(transfer: RecordingTransfer) -> list[TearDownPeer]:
     return [command for command in transfer.commands if isinstance(command, TearDownPeer)]
 
 
 def test_a_source_that_is_gone_is_given_up_once_nothing_is_read_of_it() -> None:
-    transfer = Noting()
+    transfer = RecordingTransfer()
     one = new_client(Engine(), transfer, digests=False)
     one.start_read(READ)
     trial = one.try_read(replace(READ, read=0))
@@ -126,7 +100,7 @@ def test_a_source_that_is_gone_is_given_up_once_nothing_is_read_of_it() -> None:
 
 
 def test_connecting_a_source_again_cancels_its_removal() -> None:
-    transfer = Noting()
+    transfer = RecordingTransfer()
     one = new_client(Engine(), transfer, digests=False)
     one.start_read(READ)
     one.disconnect_when_idle(P.worker)
@@ -136,7 +110,7 @@ def test_connecting_a_source_again_cancels_its_removal() -> None:
 
 
 def test_only_existing_sources_are_kept() -> None:
-    transfer = Noting()
+    transfer = RecordingTransfer()
     one = new_client(Engine(), transfer, digests=False)
     one.on_event(Connected(Q))
     one.keep({replace(P.worker, address="the-same:1")})
@@ -144,7 +118,7 @@ def test_only_existing_sources_are_kept() -> None:
 
 
 def test_a_lost_source_is_logged_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    transfer = Noting()
+    transfer = RecordingTransfer()
     one = new_client(Engine(), transfer, digests=False)
     one.disconnect_when_idle(P.worker)
     (down,) = teardowns(transfer)

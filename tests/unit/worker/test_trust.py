@@ -15,9 +15,8 @@ import pytest
 
 from tandem.core.config import ClusterConfig, Config, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Failed, Finished
-from tandem.core.ids import HandoffId, Incarnation, JobKey, WorkerRef
-from tandem.core.request import Request, ResumeJob
+from tandem.core.events import Finished
+from tandem.core.ids import Incarnation, WorkerRef
 from tandem.wire.call_auth import HEADER, MAX_SKEW_S
 from tandem.wire.channels import open_channel
 from tandem.wire.gen import kv_pb2, worker_pb2
@@ -26,16 +25,11 @@ from tandem.wire.peer_auth import OTHER_LIFE, PeerAuth
 from tandem.wire.secret_file import SecretFile
 from tandem.worker.addresses import require_worker_auth
 from tests.certificates import Authority
-from tests.e2e.client import Client, hand_over, new_request
-from tests.unit.worker.conftest import Node, Nodes, pace
+from tests.e2e.client import Client, hand_over, new_request, resume_from
+from tests.unit.worker.conftest import SECRET, Node, Nodes, pace
 
-SECRET, OTHER = "s" * 64, "o" * 64
+OTHER = "o" * 64
 OUTSIDE = WorkerConfig(host="0.0.0.0")
-
-
-@pytest.fixture
-def secret(tmp_path: Path) -> Path:
-    return write(tmp_path / "secret", SECRET)
 
 
 @pytest.fixture
@@ -179,7 +173,6 @@ async def test_a_rotation_loses_nothing(node: Node, secret: Path) -> None:
     """The worker's file and the gateway's change one after the other, as mounted Secrets do, while jobs come and go."""
     pace(node.executor, 0.002)
     mine = write(secret.with_name("mine"), SECRET)
-    me = WorkerRef(node.worker.me.id, node.worker.me.incarnation, node.worker.me.address)
     for worker_s, gateway_s in [
         ((SECRET, OTHER), (SECRET,)),
         ((SECRET, OTHER), (SECRET, OTHER)),
@@ -190,7 +183,7 @@ async def test_a_rotation_loses_nothing(node: Node, secret: Path) -> None:
     ]:
         write(secret, *worker_s)
         write(mine, *gateway_s)
-        async with Client(me, f"g-{worker_s}-{gateway_s}", trust_in(mine)) as client:
+        async with Client(node.worker.me, f"g-{worker_s}-{gateway_s}", trust_in(mine)) as client:
             keys = [await client.generate(new_request("fake", [1, 2, n], 5)) for n in range(3)]
             for key in keys:
                 assert isinstance(await client.end_of(key), Finished)
@@ -208,8 +201,7 @@ async def test_members_hand_over_and_a_consumer_with_another_secret_does_not(
     assert pulled is not None and pulled.num_blocks > 0
     stranger = await nodes.start(cluster=ClusterConfig(secret_file=str(write(tmp_path / "other", OTHER))))
     key, _ = await hand_over(producer.client, stranger.client, new_request("fake", list(range(12)), 6))
-    end = await stranger.client.end_of(key)
-    assert isinstance(end, Failed) and end.kind is ErrorKind.KV_LOST
+    await stranger.client.failure(key, ErrorKind.KV_LOST)
 
 
 class Impostor(WorkerServicer):
@@ -242,29 +234,20 @@ async def test_a_stranger_at_a_worker_s_address_cannot_pose_as_a_source(nodes: N
     await server.start()
     try:
         posed = WorkerRef(gone.worker.me.id, gone.worker.me.incarnation, address)
-        with pytest.raises(TandemError, match="does not prove"):
-            await Client(posed, trust=trust_in(secret)).stub.Describe(worker_pb2.DescribeRequest(), timeout=20)
-        description.transport_proof = b""
-        with pytest.raises(TandemError, match="does not prove"):
-            await Client(posed, trust=trust_in(secret)).stub.Describe(worker_pb2.DescribeRequest(), timeout=20)
+        for proof in (description.transport_proof, b""):
+            description.transport_proof = proof
+            with pytest.raises(TandemError, match="does not prove"):
+                await _describe(posed, trust_in(secret))
         impostor.seen.clear()
         key = await resume_from(posed, consumer.client, new_request("fake", list(range(12)), 6))
-        end = await consumer.client.end_of(key)
-        assert isinstance(end, Failed) and end.kind is ErrorKind.KV_LOST
+        await consumer.client.failure(key, ErrorKind.KV_LOST)
         assert set(impostor.seen) == {"Describe"}, "it was followed"
         await consumer.client.settled()
     finally:
         await server.stop(None)
 
 
-async def resume_from(source: WorkerRef, consumer: Client, request: Request) -> JobKey:
-    job = ResumeJob(request=request, attempt=1, handoff=HandoffId(f"h-{request.id}"), source=source)
-    await consumer.submit(job)
-    return job.key
-
-
-async def test_a_proof_holds_where_one_side_knows_more_fields(nodes: Nodes, secret: Path) -> None:
-    node = await nodes.start(cluster=ClusterConfig(secret_file=str(secret)))
+async def test_a_proof_holds_where_one_side_knows_more_fields(node: Node, secret: Path) -> None:
     trust = trust_in(secret)
     signed = trust.sign("/tandem.v1.Worker/Describe", node.worker.me.incarnation)
     reply = node.worker._descriptor.describe(with_bundle=False, metadata=signed.metadata)
@@ -286,10 +269,8 @@ async def test_with_certificates_only_their_holders_get_in(nodes: Nodes, tmp_pat
     node = await nodes.start(cluster=authority.issue("worker"))
     request = new_request("fake", [1, 2, 3], 4)
     assert isinstance(await node.client.end_of(await node.client.generate(request)), Finished)
-    other_name = PeerAuth.of(
-        "x", authority.issue("gateway", dns="a.gateway")
-    )  # what a client's is named does not matter
-    await _describe(node.worker.me, other_name)
+    # A client's certificate may have any name.
+    await _describe(node.worker.me, PeerAuth.of("x", authority.issue("gateway", dns="a.gateway")))
     for stranger in (PeerAuth("plain"), PeerAuth.of("x", Authority(tmp_path / "theirs").issue("stranger"))):
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await _describe(node.worker.me, stranger)
