@@ -30,7 +30,7 @@ def run(seed: int, knobs: Knobs, specs: list[RequestSpec], drains: list[tuple[in
     return cluster
 
 
-def check_told(cluster: MovingCluster) -> None:
+def check_reported(cluster: MovingCluster) -> None:
     """Nothing is left, and every choice has the right tokens."""
     check_silence(cluster)
     for place, story in cluster.stories.items():
@@ -72,7 +72,7 @@ def test_whatever_happens_while_workers_drain_every_choice_ends_right(
     seed: int, knobs: Knobs, specs: list[RequestSpec], drains: list[tuple[int, int, bool]]
 ) -> None:
     cluster = run(seed, knobs, [replace(spec, pause=spec.pause % 3) for spec in specs], drains)
-    check_told(cluster)
+    check_reported(cluster)
 
 
 @effort(24)
@@ -88,7 +88,7 @@ def test_with_room_elsewhere_all_that_runs_moves(seed: int, depth: int, lengths:
     cluster.run(5)
     producer = cluster.workers[0]
     cluster.drain(0)
-    check_told(cluster)
+    check_reported(cluster)
     assert producer.engine.drained() == DrainResult(0, len(lengths), 0)
 
 
@@ -115,4 +115,4 @@ def test_a_drain_of_a_full_pool_does_not_wait_for_its_end(
     while producer.is_alive and producer.engine.num_live:
         cluster.run(1)
         assert cluster.agenda.now - began < DRAIN_S / 2, producer.engine
-    check_told(cluster)
+    check_reported(cluster)

@@ -73,8 +73,8 @@ def measured(**facts: Any) -> MeasuredRun:
 
 
 def _record(scheduled: ScheduledRequest, trace: ClientTrace) -> Record:
-    asked = {"num_prompt_tokens": len(scheduled.request.prompt_tokens), "num_requested_tokens": trace.max_tokens}
-    return stamped(trace.group, trace.due_s, trace.token_times, name=trace.id, **asked)
+    requested = {"num_prompt_tokens": len(scheduled.request.prompt_tokens), "num_requested_tokens": trace.max_tokens}
+    return stamped(trace.group, trace.due_s, trace.token_times, name=trace.id, **requested)
 
 
 @pytest.fixture(scope="module")
