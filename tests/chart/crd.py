@@ -42,7 +42,7 @@ def closed(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     if node.get("x-kubernetes-int-or-string"):
-        return _INT_OR_STRING
+        return {**_INT_OR_STRING, **({"pattern": node["pattern"]} if "pattern" in node else {})}
     made = {key: closed(value) for key, value in node.items() if not key.startswith("x-kubernetes-")}
     is_open = node.get("x-kubernetes-preserve-unknown-fields") or "additionalProperties" in node
     if isinstance(node.get("properties"), dict) and node.get("type") == "object" and not is_open:

@@ -75,6 +75,7 @@ def test_the_certificate_is_for_the_gateways_service() -> None:
 def test_the_certificate_is_the_one_that_the_chart_expects() -> None:
     file = "gateway-certificate.yaml"
     certificate = one(file, "Certificate", "tandem-gateway")["spec"]
+    assert certificate["secretName"] == "tandem-gateway-tls", "docs/kubernetes.md names it"
     values: dict[str, Any] = {"gateway": {"tls": {"existingSecret": certificate["secretName"]}}}
     chart = render({**values, "monitoring": {"serviceMonitor": {"enabled": True}}}, release="tandem")
     service = chart.one("gateway-service")["metadata"]["name"]

@@ -389,13 +389,17 @@ def teacher_forced(executor: AnyExecutor, tokens: Sequence[int]) -> torch.Tensor
     return in_chunks(executor, tokens, [len(tokens)])
 
 
-def in_chunks(executor: AnyExecutor, tokens: Sequence[int], sizes: Sequence[int]) -> torch.Tensor:
-    """Our logits of all rows, computed in slices of `sizes`, again and again, in blocks from the start of the pool."""
+def in_chunks(
+    executor: AnyExecutor, tokens: Sequence[int], sizes: Sequence[int], *, has_all_blocks: bool = False
+) -> torch.Tensor:
+    """Our logits of all rows, computed in slices of `sizes`, again and again, in blocks from the start of the pool.
+    Each slice has the blocks of its context, or those of all tokens (`has_all_blocks`)."""
     rows: list[torch.Tensor] = []
     start, turns = 0, itertools.cycle(sizes)
     while start < len(tokens):
         stop = min(len(tokens), start + next(turns))
-        blocks = tuple(BlockId(i) for i in range(executor.layout.num_blocks_for(stop)))
+        num_blocks = executor.layout.num_blocks_for(len(tokens) if has_all_blocks else stop)
+        blocks = tuple(map(BlockId, range(num_blocks)))
         piece = ScheduledSlice(SeqId(-1), start, stop - start, tuple(tokens[start:stop]), blocks, None)
         rows.append(executor_logits(executor, piece))
         start = stop

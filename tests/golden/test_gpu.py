@@ -123,7 +123,7 @@ def test_batch_invariant_logits_keep_their_bits_in_chunks(tiny: TinyModels, name
     tokens = random_prompt(150, 3)
     whole = teacher_forced(executor, tokens)
     for sizes in ((1,), (2, 3, 5), (64,), (100, 1)):
-        assert torch.equal(in_chunks(executor, tokens, sizes), whole), sizes
+        assert torch.equal(in_chunks(executor, tokens, sizes, has_all_blocks=True), whole), sizes
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

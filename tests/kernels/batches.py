@@ -24,5 +24,5 @@ def attention_batch(
         torch.as_tensor(numbers, dtype=torch.int32, device=device)
         for numbers in (list(accumulate(rows, initial=0)), [context for _, context in spans], tables)
     )
-    # A batch of no sequences has a table of no columns.
-    return AttentionBatch(starts, contexts, blocks if spans else blocks.view(0, 0), num_decodes, max(rows, default=0))
+    # The table of a batch of no sequences has a column all the same.
+    return AttentionBatch(starts, contexts, blocks if spans else blocks.view(0, 1), num_decodes, max(rows, default=0))

@@ -129,7 +129,7 @@ class Endless(ScriptedStream):
         num_given = -1
         while num_given != self.num_given:
             num_given = self.num_given
-            time.sleep(0.1)
+            time.sleep(0.2)
 
 
 class ScriptedDispatch:

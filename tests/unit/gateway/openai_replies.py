@@ -45,6 +45,8 @@ class CollectedChoice:
                 assert call.type == "function"
                 self.ids.append(call.id)
                 self.calls.append([call.function.name, ""])
+            else:
+                assert call.id is None
             self.calls[-1][1] += call.function.arguments or ""
             assert getattr(call, "index", None) in (None, len(self.calls) - 1)
 

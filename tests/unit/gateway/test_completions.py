@@ -104,7 +104,7 @@ async def test_prompts_that_were_admitted_are_closed_when_the_client_leaves_whil
     await until(lambda: len(dispatch.requests) == 3)
     task.cancel()
     await asyncio.wait({task})
-    assert [stream.num_closes for stream in opened] == [1] * 2
+    assert [(stream.num_closes, stream.finished_choices) for stream in opened] == [(1, [])] * 2
     assert seen.recorder.num_open == 0
 
 

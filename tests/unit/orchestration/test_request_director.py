@@ -18,6 +18,7 @@ from tandem.core.request import Request, SamplingParams
 from tandem.core.worker_load import WorkerLoad
 from tandem.orchestration.commands import Command, EndRequest, SubmitJob
 from tandem.orchestration.director import RequestDirector
+from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.routing.worker_view import WorkerView
 from tandem.scaling.demand_totals import QueueBacklog
 from tests.unit.orchestration.known_workers import BookedWorkers
@@ -41,9 +42,12 @@ def submitted(commands: Sequence[Command]) -> SubmitJob:
     return submit
 
 
-def accepted(director: RequestDirector, request: Request, timeout_s: float | None = None) -> SubmitJob:
+def accepted(
+    director: RequestDirector, request: Request, timeout_s: float | None = None, ledger: PhaseLedger | None = None
+) -> SubmitJob:
     """Submit a request at time 0, and let the worker accept its job."""
-    submit = submitted(director.submit(request, 0.0, timeout_s=timeout_s).commands)
+    (submit,) = director.submit(request, 0.0, timeout_s=timeout_s, ledger=ledger).commands
+    assert isinstance(submit, SubmitJob)
     director.on_submit_result(submit.worker, submit.job.key, None, 0.0)
     return submit
 
@@ -84,9 +88,8 @@ def test_a_request_whose_only_waiting_choice_is_closed_leaves_the_queue_and_goes
 
 def test_preemptions_of_all_choices_of_the_present_attempt_count_once() -> None:
     _, director = director_of(FREE)
-    submit = accepted(director, REQUEST)
-    (open_request,) = director.requests()
-    ledger = open_request.ledger
+    ledger = PhaseLedger(0.0)
+    submit = accepted(director, REQUEST, ledger=ledger)
     for attempt, choice, index in ((0, 0, 0), (0, 1, 0), (0, 0, 2), (0, 0, 2), (7, 0, 2)):
         key = JobKey(REQUEST.id, submit.job.attempt + attempt, choice)
         preemption = Preemption(Pauses(1, 0.5), (LaneYield(Lane.BATCH, 1, 10, 2),))

@@ -10,7 +10,7 @@ from tandem.core.ids import PlannerId, ServeId
 from tandem.planner.actuator import ActuatorFailed
 from tandem.planner.serve_actuator import ServeActuator
 from tandem.stores.replica_targets import TargetRecord
-from tests.unit.planner.test_seeing import worker
+from tests.unit.planner.test_seeing import silent, worker
 from tests.unit.planner.test_two_serves import Board
 
 ME = PlannerId("p1")
@@ -28,7 +28,7 @@ def actuator(board: Board) -> ServeActuator:
 
 
 async def starting(of: ServeActuator, num_decode: int) -> dict[str, int]:
-    decoding = [worker(f"d{number}", "decode") for number in range(num_decode)]
+    decoding = [silent(f"d{number}", "decode") for number in range(num_decode)]
     return await of.starting("m", [worker("p1", "prefill"), worker("p2", "prefill"), *decoding])
 
 
