@@ -179,10 +179,11 @@ class WorkerService(WorkerServicer):
         if self._is_stopping:
             reason = "the worker drains because it stops, which cannot be undone"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, reason)
-        async with _abort_on_error(context):
-            await asyncio.wrap_future(self._driver.call(lambda engine, now: (None, engine.end_drain())))
+        # Before the engine is called: a drain that begins meanwhile comes after this one has ended.
         self._is_draining = False
         self._has_changed.set()
+        async with _abort_on_error(context):
+            await asyncio.wrap_future(self._driver.call(lambda engine, now: (None, engine.end_drain())))
         # Wake every stream, so that gateways without a job here learn of it at once.
         self._gateways.wake()
         _log.info("the worker accepts new jobs again: its drain was undone")
