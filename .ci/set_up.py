@@ -212,7 +212,7 @@ def stamp_of(name: str) -> Path:
 
 
 def is_set_up(name: str) -> bool:
-    """Return whether .venv is what the files ask for now."""
+    """Return whether .venv was set up for the present content of the files that `digest` reads."""
     try:
         return stamp_of(name).read_text() == digest()
     except OSError:

@@ -60,7 +60,7 @@ class Broken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GpuTransferCase:
-    """One measured combination: a pair of processes with their pools; `sizes` are payloads in bytes."""
+    """Describe one pair of processes to measure, with the shape of their pools. `sizes`: payloads in bytes."""
 
     device: str
     block_kib: int
@@ -82,7 +82,7 @@ class GpuTransferCase:
 
 @dataclass(frozen=True, slots=True)
 class GpuOffer:
-    """What the producer process sends to the consumer process: its transport, and its memory for plain copies."""
+    """Carry what the consumer process needs of the producer: its transport, and its memory for plain copies."""
 
     peer: TransportPeer
     shared: bytes

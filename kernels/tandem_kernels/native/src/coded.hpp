@@ -306,10 +306,11 @@ inline CodedAhead ahead_of(const Matrix& w, int panel, const char* next) {
 inline void widen_panel(const Matrix& w, int panel, int begin, int end, const CodedAhead& ahead, float* out) {
     with_coding(w, [&]<typename Format>(Format) {
         for (int first = 0; first < kPanel; first += kCodedColumns)
-            Format::each(w, {panel, first, begin, end}, ahead, [&](int i, const Vec (&weights)[kCodedVectors]) TANDEM_INLINE {
-                float* row = out + (i - begin) * kPanel + first;
-                repeat<kCodedVectors>([&]<int V>() TANDEM_INLINE { store(row + V * kWidth, weights[V]); });
-            });
+            Format::each(w, {panel, first, begin, end}, ahead,
+                         [&](int i, const Vec (&weights)[kCodedVectors]) TANDEM_INLINE {
+                             float* row = out + (i - begin) * kPanel + first;
+                             repeat<kCodedVectors>([&]<int V>() TANDEM_INLINE { store(row + V * kWidth, weights[V]); });
+                         });
     });
 }
 
