@@ -117,6 +117,7 @@ FORMATS: dict[str, Format] = {
     "mxfp4": Format(_N.E2M1, _S.POWER, 32, 0, lambda source, group: (source.bytes(group, 140, 90),)),
     "nvfp4": Format(_N.E2M1, _S.FLOAT8, 16, 0, _float8),
     "fp8 of 64": Format(_N.E4M3, _S.FLOAT, 64, 0, lambda source, group: (source.floats(group),)),
+    "fp8 of halves": Format(_N.E4M3, _S.HALF, 64, 0, _half),
 }
 """Formats of files by name."""
 INTEGER_FORMATS = {name: format for name, format in FORMATS.items() if format.is_integer}

@@ -9,6 +9,7 @@ from tandem_kernels.native.library import Into, Team, embed, linear, matrix_of
 from tandem_kernels.native.pack import gate_up_rows, pack_linear
 from tandem_kernels.native.pack_codes import PackedMatrix, pack_coded, pack_exact
 from tandem_kernels.reference.coded import (
+    SCALES_OF,
     CodedMatrix,
     NumberFormat,
     ScaleFormat,
@@ -144,6 +145,14 @@ def test_rows_that_are_no_whole_groups_are_refused(name: str) -> None:
     weight = FORMATS[name].random(4, 64)
     with pytest.raises(ValueError, match="no whole groups"):
         CodedMatrix(weight.numbers, weight.codes[:, :-8], weight.scales)
+
+
+def test_scales_that_numbers_of_a_format_never_have_are_refused() -> None:
+    tested = {(format.numbers, format.scales) for format in FORMATS.values()}
+    assert tested == {(numbers, scales) for numbers, formats in SCALES_OF.items() for scales in formats}
+    weight = FORMATS["q4_1"].random(4, 64)
+    with pytest.raises(ValueError, match="INT6 codes with HALF_PAIRS scales"):
+        CodedMatrix(NumberFormat.INT6, weight.codes, weight.scales)
 
 
 def test_matrices_of_different_formats_are_not_joined() -> None:

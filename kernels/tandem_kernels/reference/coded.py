@@ -66,6 +66,27 @@ class ScaleFormat(IntEnum):
     FLOAT8 = 8
 
 
+SCALES_OF: dict[NumberFormat, frozenset[ScaleFormat]] = {
+    NumberFormat.INT2: frozenset({ScaleFormat.NIBBLE_PAIRS}),
+    NumberFormat.INT3: frozenset({ScaleFormat.INNER}),
+    NumberFormat.INT4: frozenset(
+        {
+            ScaleFormat.FLOAT,
+            ScaleFormat.HALF,
+            ScaleFormat.HALF_PAIRS,
+            ScaleFormat.HALF_ZEROS,
+            ScaleFormat.INNER_PAIRS,
+        }
+    ),
+    NumberFormat.INT5: frozenset({ScaleFormat.HALF, ScaleFormat.HALF_PAIRS, ScaleFormat.INNER_PAIRS}),
+    NumberFormat.INT6: frozenset({ScaleFormat.INNER}),
+    NumberFormat.INT8: frozenset({ScaleFormat.FLOAT, ScaleFormat.HALF}),
+    NumberFormat.E2M1: frozenset({ScaleFormat.POWER, ScaleFormat.FLOAT8}),
+    NumberFormat.E4M3: frozenset({ScaleFormat.FLOAT, ScaleFormat.HALF}),
+}
+"""Formats of scales that files have with numbers of a format; equals `has_scaling` of coded.hpp, which has products of
+these only."""
+
 _WITH_OUTER = (ScaleFormat.INNER, ScaleFormat.INNER_PAIRS, ScaleFormat.NIBBLE_PAIRS)
 
 
@@ -115,6 +136,8 @@ class CodedMatrix:
     def __post_init__(self) -> None:
         n, k = self.codes.shape
         group, formats = self.scales.group, self.scales.format
+        if formats not in SCALES_OF[self.numbers]:
+            raise ValueError(f"{self.numbers.name} codes with {formats.name} scales")
         if k % GROUP or k % group or (formats in _WITH_OUTER and k % OUTER_GROUP):
             raise ValueError(f"rows of {k} components, which are no whole groups")
         if any(len(part) != n for part in self.scales.parts) or self.scales.parts[0].shape[1] != k // group:

@@ -109,17 +109,33 @@ class ScaleWalk {
     int left_, i_;
 };
 
+// Returns whether weights of a coding have such scales; equals `SCALES_OF` in Python.
+constexpr bool has_scaling(Coding coding, Scaling scaling) {
+    switch (coding) {
+        case Coding::kInt2: return scaling == Scaling::kNibblePairs;
+        case Coding::kInt3: case Coding::kInt6: return scaling == Scaling::kInner;
+        case Coding::kInt4: return scaling <= Scaling::kHalfZeros || scaling == Scaling::kInnerPairs;
+        case Coding::kInt5:
+            return scaling == Scaling::kHalf || scaling == Scaling::kHalfPairs || scaling == Scaling::kInnerPairs;
+        case Coding::kE2m1: return scaling == Scaling::kPower || scaling == Scaling::kFloat8;
+        default: return scaling == Scaling::kFloat || scaling == Scaling::kHalf;
+    }
+}
+
 // Returns the scales of columns from `column` on at a place of a walk. The base excludes the offset.
-inline Affine affine_at(const Matrix& w, const ScaleWalk& at, int column) {
-    const auto halves = [&](int part, std::size_t place) {
+template <Coding kCoding>
+TANDEM_INLINE inline Affine affine_at(const Matrix& w, const ScaleWalk& at, int column) {
+    const auto halves = [&](int part, std::size_t place) TANDEM_INLINE {
         return load_half(static_cast<const std::uint16_t*>(w.scales[part]) + place + column);
     };
-    const auto bytes = [&](int part) {
+    const auto bytes = [&](int part) TANDEM_INLINE {
         return widen_bytes(static_cast<const std::uint8_t*>(w.scales[part]) + at.group() + column);
     };
-    const auto floats = [&](int part, std::size_t place) {
+    const auto floats = [&](int part, std::size_t place) TANDEM_INLINE {
         return load(static_cast<const float*>(w.scales[part]) + place + column);
     };
+    // Lets the compiler leave out the other scalings: this is inlined into every loop over codes.
+    if (!has_scaling(kCoding, w.scaling)) __builtin_unreachable();
     switch (w.scaling) {
         case Scaling::kFloat: return {floats(0, at.group()), zero()};
         case Scaling::kHalf: return {halves(0, at.group()), zero()};
@@ -240,7 +256,7 @@ struct Codes {
     TANDEM_INLINE static inline void load_affine(const Matrix& w, const ScaleWalk& walk, int first,
                                                  Affine (&out)[kCodedVectors]) {
         repeat<kCodedVectors>([&]<int V>() TANDEM_INLINE {
-            out[V] = affine_at(w, walk, first + V * kWidth);
+            out[V] = affine_at<kCoding>(w, walk, first + V * kWidth);
             if constexpr (kCoding == Coding::kE4m3) out[V].step = mul(out[V].step, splat(1.0f / kFloat8Factor));
             // Exact, because one of offset and base is zero.
             out[V].base = fma(out[V].step, splat(-w.offset), out[V].base);

@@ -317,7 +317,7 @@ void sum_int8_tile(const Int8Rows& x, int row, const Matrix& w, int panel, Lines
             }
 #pragma GCC unroll 4
             for (int v = 0; v < V; ++v) {
-                const Vec step = affine_at(w, walk, first + v * kWidth).step;
+                const Vec step = affine_at<Coding::kInt8>(w, walk, first + v * kWidth).step;
 #pragma GCC unroll 16
                 for (int r = 0; r < R; ++r) {
                     float* total = sums + r * kPanel + first + v * kWidth;
@@ -464,7 +464,7 @@ inline void sum_weight_group(const RowGroup& x, const Matrix& w, const ScaleWalk
     add_quads<kCoding, H>(p, x.values, x.k, part);
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
-        const Affine affine = affine_at(w, walk, first + v * kWidth);
+        const Affine affine = affine_at<kCoding>(w, walk, first + v * kWidth);
 #pragma GCC unroll 16
         for (int r = 0; r < R; ++r) {
             const Vec of_base = mul(affine.base, splat(static_cast<float>(x.sum<kHalves, H>(r))));
