@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
-from uuid import uuid4
 
 from tandem.admission.tenant import OPEN, Tenant
 from tandem.core.config import Disaggregation
@@ -121,7 +121,7 @@ def read_context(
 def label_of(given: str | None) -> str:
     """Return `given`, the client's `x-request-id`, where it is 1 to 128 visible ASCII characters, otherwise a new
     random id."""
-    return given if given and _SANE_ID.fullmatch(given) else uuid4().hex
+    return given if given and _SANE_ID.fullmatch(given) else secrets.token_hex(16)
 
 
 def _named(values: Mapping[str, _Value], headers: Mapping[str, str], header: str) -> _Value | None:

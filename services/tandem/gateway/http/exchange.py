@@ -128,7 +128,6 @@ class Exchange(Request):
                 raise
         finally:
             watcher.cancel()
-            await asyncio.wait({watcher})
 
     async def _end_at_disconnect(self, connected: asyncio.Timeout) -> None:
         while (await self.receive())["type"] != "http.disconnect":

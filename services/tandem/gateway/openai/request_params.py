@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 from tandem.core.errors import ErrorKind, TandemError, invalid_request
 from tandem.core.ids import RequestId
@@ -176,7 +175,7 @@ def _message(message: ChatMessage, where: str) -> dict[str, Any]:
 
 def new_id(prefix: str) -> str:
     """Return `prefix` followed by a random UUID in hexadecimal."""
-    return prefix + uuid4().hex
+    return prefix + secrets.token_hex(16)
 
 
 def request(
