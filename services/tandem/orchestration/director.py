@@ -68,7 +68,7 @@ class OpenRequest:
     - Times are seconds of the director's clock. `progress_at`: when a worker last reported on the request;
       `delivered_at`: when its client last got something new, at first the time of its admission; `deadline`: when its
       client gives up, None without a deadline.
-    - `prefill_s`: predicted minimum seconds of computing its prompt, 0 where unknown.
+    - `prefill_s`: predicted minimum seconds of computing its prompt, 0 where unknown or without early rejection.
     - `predicted`: the prefix hits that were predicted for its last placement, to be compared with the worker's report;
       empty once the worker that computes the prompt has reported.
     - `fixed_placement`: the workers of a link probe, which is not routed; None for a client's request.

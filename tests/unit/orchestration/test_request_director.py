@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -15,6 +16,7 @@ from tandem.core.events import Failed, Finished, FinishReason, LaneYield, Pauses
 from tandem.core.ids import HandoffId, Incarnation, JobKey, RequestId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Request, SamplingParams
+from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.orchestration.commands import Command, EndRequest, SubmitJob
 from tandem.orchestration.director import RequestDirector
@@ -30,6 +32,8 @@ REQUEST = Request(
 FREE = WorkerView(WORKER, "mixed", "m", "f", WorkerLoad(num_blocks=100, num_free_blocks=100), block_size=4)
 QUEUED = WorkerLoad(num_horizon_tokens=1, lane_tokens=(100,) * len(Lane), lane_longest=(10,) * len(Lane))
 FULL = replace(FREE, load=QUEUED)
+SLOW = StepCost(1e-3, 1.0, 1e-3, 0.0, 0.0)
+"""A second for each prompt token."""
 
 
 def director_of(*views: WorkerView, config: GatewayConfig | None = None) -> tuple[BookedWorkers, RequestDirector]:
@@ -157,6 +161,19 @@ def test_held_requests_end_by_the_timeout_a_cancellation_a_deadline_or_the_queue
     assert "within 60 s (gateway.wake_timeout_s): no live worker serves the model" in end.outcome.message
     assert director.num_held() == {} and not len(director.queue)
     director.check()
+
+
+@pytest.mark.parametrize(
+    ("early_rejection", "at", "kind"), [("on", 111.0, ErrorKind.SLO_MISS), ("off", 160.0, ErrorKind.DEADLINE)]
+)
+def test_a_queued_request_ends_before_its_deadline_only_with_early_rejection(
+    early_rejection: Literal["on", "off"], at: float, kind: ErrorKind
+) -> None:
+    config = GatewayConfig(early_rejection=early_rejection, queue_timeout_s=300.0)
+    _, director = director_of(replace(FULL, step_cost=SLOW), config=config)
+    director.submit(replace(REQUEST, prompt_tokens=(1,) * 50), 0.0, timeout_s=160.0)
+    assert director.on_timer(at - 1.5) == []
+    assert ends(director.on_timer(at)) == {"r": kind}
 
 
 def test_the_wait_for_capacity_begins_with_the_first_worker() -> None:
