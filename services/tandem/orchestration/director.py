@@ -68,18 +68,19 @@ class OpenRequest:
     - Times are seconds of the director's clock. `progress_at`: when a worker last reported on the request;
       `delivered_at`: when its client last got something new, at first the time of its admission; `deadline`: when its
       client gives up, None without a deadline.
-    - `prefill_s`: predicted minimum seconds of computing its prompt, 0 where unknown.
+    - `prefill_s`: predicted minimum seconds of computing its prompt, 0 where unknown or without early rejection.
     - `predicted`: the prefix hits that were predicted for its last placement, to be compared with the worker's report;
       empty once the worker that computes the prompt has reported.
     - `fixed_placement`: the workers of a link probe, which is not routed; None for a client's request.
-    - `has_begun`: True once workers have begun to compute it, in any attempt.
+    - `has_begun`: True once workers have begun to compute it, in any attempt. `is_prompt_computed`: True once a worker
+      has reported its first token.
     - `kv_charged_s`: the seconds that it had spent at workers when its tenant was last charged for KV time;
       `kv_charged_at`: the time of that charge.
     """
 
     __slots__ = (
-        "deadline", "delivered_at", "fixed_placement", "has_begun", "kv_charged_at", "kv_charged_s", "ledger",
-        "predicted", "prefill_s", "progress_at", "state",
+        "deadline", "delivered_at", "fixed_placement", "has_begun", "is_prompt_computed", "kv_charged_at",
+        "kv_charged_s", "ledger", "predicted", "prefill_s", "progress_at", "state",
     )  # fmt: skip
 
     def __init__(self, state: RequestState, ledger: PhaseLedger, now: float) -> None:
@@ -92,6 +93,7 @@ class OpenRequest:
         self.predicted: Sequence[Prediction] = ()
         self.fixed_placement: Placement | None = None
         self.has_begun = False
+        self.is_prompt_computed = False
         self.kv_charged_s = 0.0
         self.kv_charged_at = now
 
@@ -663,17 +665,19 @@ class RequestDirector:
     def _learn_from_token(
         self, open_request: OpenRequest, worker: WorkerRef, token: Token, now: float, out: list[Command]
     ) -> None:
-        """Record what a token reports of the time of its job and of the cached part of the prompt, even where the
-        client has the token already."""
-        if open_request.state.attempts.is_open(worker, token.key.attempt):
-            if token.stages is not None:
-                open_request.ledger.add_job_stages(token.key.attempt, token.stages)
-            if token.preemption is not None:
-                open_request.ledger.add_preemption(token.key, token.index, token.preemption)
+        """Record what a token of an open job reports of the job's time and of the cached part of the prompt, even where
+        the client has the token already."""
+        if not open_request.state.attempts.is_open(worker, token.key.attempt):
+            return
+        if token.stages is not None:
+            open_request.ledger.add_job_stages(token.key.attempt, token.stages)
+        if token.preemption is not None:
+            open_request.ledger.add_preemption(token.key, token.index, token.preemption)
         if token.num_cached_tokens is None:
             return
         self._compare(open_request, token.num_cached_tokens, now)
-        if open_request.state.num_cached is None and open_request.fixed_placement is None:
+        if not open_request.is_prompt_computed and open_request.fixed_placement is None:
+            open_request.is_prompt_computed = True
             out.append(PromptComputed(open_request.state.request, token.num_cached_tokens))
 
     def _compare(self, open_request: OpenRequest, num_cached: int, now: float) -> None:

@@ -85,7 +85,7 @@ class AdmissionResult:
 
     `leaves`: the request that the caller must end with `error`, because the queue is full; it may be the new request
     itself. Both are None when there is room. `prefill_s`: predicted minimum seconds of the new request's own prefill, 0
-    where unknown.
+    where unknown or where `gateway.early_rejection` is off.
     """
 
     leaves: RequestId | None = None
@@ -151,9 +151,9 @@ class PlacementQueue:
         routing_request = RoutingRequest.of(request, mode, hashes, session)
         target_s = self._targets.lane(request.lane).ttft_s or 0.0
         predicted = None
-        if timeout_s is not None or target_s > 0:
+        if self._config.early_rejection == "on" and (timeout_s is not None or target_s > 0):
             predicted = self._expect(item, routing_request)
-        if predicted is not None and self._config.early_rejection == "on":
+        if predicted is not None:
             error = ttft_error(predicted, target_s, timeout_s)
             if error is not None:
                 raise error

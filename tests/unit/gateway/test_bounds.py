@@ -14,6 +14,7 @@ import pytest
 from tandem.core.grammar import MAX_PATTERN_PROPERTIES
 from tandem.gateway.openai.prompt import MAX_CHOICES_OF_ALL
 from tandem.gateway.openai.request_params import MAX_MESSAGES
+from tandem.gateway.output.json_limits import MAX_DEPTH
 from tandem.gateway.output.response_format import MAX_GBNF_CHARS
 from tandem.gateway.serving import completions
 from tandem.gateway.serving.completions import _INLINE_CHARS, MAX_TOKENIZED, CompletionService
@@ -195,6 +196,16 @@ def test_json_of_any_depth_within_a_message_is_no_internal_error(front: Front, s
         stub.Chat(request)
     except grpc.RpcError as error:
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error.details()
+
+
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+def test_template_variables_may_be_nested_as_deeply_as_a_schema(front: Front, http: httpx.Client, path: str) -> None:
+    for depth in (MAX_DEPTH, *range(970, 1000), MAX_DEPTH + 1):
+        front.answer("Paris")
+        variables = '{"a":' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
+        body = f'{{"model": "tiny", "messages": {json.dumps(SHORT)}, "chat_template_kwargs": {variables}}}'
+        answer = http.post(path, content=body)
+        assert answer.status_code == (200 if depth == MAX_DEPTH else 400), (depth, answer.text)
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/health", "/ready", "/metrics", "/openapi.json"])

@@ -201,6 +201,10 @@ def test_thoughts(front: Front, client: openai.OpenAI, stream: bool) -> None:
     request_chat(client, stream=stream, model="thinker", response_format={"type": "json_object"})
     assert takes(front, '{"a</think>{"a": 1}')
     assert not takes(front, '{"a": 1}')
+    front.answer("x")
+    request_chat(client, stream=stream, model="thinker", extra_body={"guided_choice": ["yes", "no"]})
+    assert takes(front, "Hm.</think>yes")
+    assert not takes(front, "yes"), "that would be part of the reasoning"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -214,6 +218,11 @@ def test_a_response_format(front: Front, client: openai.OpenAI, stream: bool) ->
     request_chat(client, stream=stream, tools=TOOLS, extra_body={"guided_regex": r"[ab]/\/c\n"})
     assert takes(front, "b//c\n")
     assert takes(front, CALL)
+    front.answer("x")
+    choices = ["yes", "yes, please", "a/b\\c\n", "[x]{2}(y)?", "\u65e5 #1"]
+    request_chat(client, stream=stream, tools=TOOLS, extra_body={"guided_choice": choices})
+    assert all(takes(front, text) for text in (*choices, CALL))
+    assert not takes(front, "yes,")
     front.answer("x")
     request_chat(client, stream=stream, response_format=response_format, tools=TOOLS)
     assert takes(front, '{"city":"Köln"}'), "either an answer in this form"

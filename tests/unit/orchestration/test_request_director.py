@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -11,14 +12,27 @@ from tandem.admission.request_queue import ModelFlow
 from tandem.admission.tenant_queue import FlowKey
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import Failed, Finished, FinishReason, LaneYield, Pauses, Preemption, SampledToken, Token
-from tandem.core.ids import HandoffId, Incarnation, JobKey, RequestId, TenantId, WorkerId, WorkerRef
+from tandem.core.events import (
+    Failed,
+    Finished,
+    FinishReason,
+    LaneYield,
+    Pauses,
+    Preemption,
+    PromptLogprobs,
+    SampledToken,
+    Token,
+)
+from tandem.core.ids import BlockHash, HandoffId, Incarnation, JobKey, RequestId, TenantId, WorkerId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Request, SamplingParams
+from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
-from tandem.orchestration.commands import Command, EndRequest, SubmitJob
+from tandem.orchestration.commands import Command, EndRequest, PromptComputed, SubmitJob
 from tandem.orchestration.director import RequestDirector
 from tandem.orchestration.phase_ledger import PhaseLedger
+from tandem.routing.prefix_accuracy import Prediction
+from tandem.routing.prefix_index import PrefixHit
 from tandem.routing.worker_view import WorkerView
 from tandem.scaling.demand_totals import QueueBacklog
 from tests.unit.orchestration.known_workers import BookedWorkers
@@ -30,6 +44,8 @@ REQUEST = Request(
 FREE = WorkerView(WORKER, "mixed", "m", "f", WorkerLoad(num_blocks=100, num_free_blocks=100), block_size=4)
 QUEUED = WorkerLoad(num_horizon_tokens=1, lane_tokens=(100,) * len(Lane), lane_longest=(10,) * len(Lane))
 FULL = replace(FREE, load=QUEUED)
+SLOW = StepCost(1e-3, 1.0, 1e-3, 0.0, 0.0)
+"""A second for each prompt token."""
 
 
 def director_of(*views: WorkerView, config: GatewayConfig | None = None) -> tuple[BookedWorkers, RequestDirector]:
@@ -98,6 +114,44 @@ def test_preemptions_of_all_choices_of_the_present_attempt_count_once() -> None:
     assert ledger.yields == (LaneYield(Lane.BATCH, 3, 30, 6),)
 
 
+def test_a_prompt_is_computed_once_although_its_log_probabilities_arrive_after_the_tokens() -> None:
+    other = replace(FREE, ref=WorkerRef(WorkerId("other"), Incarnation(1), "other:1"), pool="decode")
+    _, director = director_of(replace(FREE, pool="prefill"), other)
+    decode = submitted(director.submit(replace(REQUEST, prompt_logprobs=0), 0.0).commands)
+    prefill = submitted(director.on_submit_result(decode.worker, decode.job.key, None, 0.0))
+    director.on_submit_result(prefill.worker, prefill.job.key, None, 0.0)
+    tokens = [Token(key, 0, SampledToken(7), num_cached_tokens=0) for key in decode.job.keys]
+    assert director.on_worker_events(decode.worker, tokens, 1.0) == [PromptComputed(decode.job.request, 0)]
+    scores = PromptLogprobs(prefill.job.key, 1, (SampledToken(2, -1.0),))
+    assert director.on_worker_events(prefill.worker, [scores, *tokens], 1.0) == [scores, *tokens]
+
+
+def test_a_late_token_of_an_earlier_attempt_tells_nothing_of_the_present_one() -> None:
+    class Known:
+        def __init__(self) -> None:
+            self.reports: list[int] = []
+
+        def match(self, hashes: Sequence[BlockHash]) -> Mapping[WorkerRef, PrefixHit]:
+            return {WORKER: PrefixHit(2, 2)}
+
+        def reported(self, predicted: Prediction, num_cached: int) -> None:
+            self.reports.append(num_cached)
+
+    known = Known()
+    config = GatewayConfig(progress_timeout_s=5.0)
+    director = RequestDirector(BookedWorkers([FREE]), config, lambda request: HandoffId("h"), prefixes=known)
+    request = replace(REQUEST, prompt_tokens=(1,) * 10, num_choices=1)
+    first = submitted(director.submit(request, 0.0, hashes=[BlockHash(b"a"), BlockHash(b"b")]).commands)
+    director.on_submit_result(WORKER, first.job.key, None, 0.0)
+    assert not any(isinstance(command, SubmitJob) for command in director.on_timer(5.0)), "it makes no progress"
+    second = submitted(director.on_timer(6.0))
+    assert director.on_worker_events(WORKER, [Token(first.job.key, 0, SampledToken(7), 0)], 7.0) == []
+    assert known.reports == []
+    token = Token(second.job.key, 0, SampledToken(7), 8)
+    assert director.on_worker_events(WORKER, [token], 8.0) == [PromptComputed(request, 8), token]
+    assert known.reports == [8]
+
+
 def test_the_requests_of_a_lost_worker_are_placed_on_another_at_once() -> None:
     other = replace(FREE, ref=WorkerRef(WorkerId("other"), Incarnation(1), "other:1"))
     workers, director = director_of(FREE)
@@ -157,6 +211,19 @@ def test_held_requests_end_by_the_timeout_a_cancellation_a_deadline_or_the_queue
     assert "within 60 s (gateway.wake_timeout_s): no live worker serves the model" in end.outcome.message
     assert director.num_held() == {} and not len(director.queue)
     director.check()
+
+
+@pytest.mark.parametrize(
+    ("early_rejection", "at", "kind"), [("on", 111.0, ErrorKind.SLO_MISS), ("off", 160.0, ErrorKind.DEADLINE)]
+)
+def test_a_queued_request_ends_before_its_deadline_only_with_early_rejection(
+    early_rejection: Literal["on", "off"], at: float, kind: ErrorKind
+) -> None:
+    config = GatewayConfig(early_rejection=early_rejection, queue_timeout_s=300.0)
+    _, director = director_of(replace(FULL, step_cost=SLOW), config=config)
+    director.submit(replace(REQUEST, prompt_tokens=(1,) * 50), 0.0, timeout_s=160.0)
+    assert director.on_timer(at - 1.5) == []
+    assert ends(director.on_timer(at)) == {"r": kind}
 
 
 def test_the_wait_for_capacity_begins_with_the_first_worker() -> None:

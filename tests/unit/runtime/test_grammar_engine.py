@@ -12,8 +12,9 @@ from tokenizers import Tokenizer
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.grammar import Grammar
+from tandem.core.grammar import MAX_ENUM_VALUES, Grammar
 from tandem.core.ids import SeqId
+from tandem.gateway.output.response_format import StructuredOutputs, requested_structured_output
 from tandem.runtime import grammar_engine as module
 from tandem.runtime.grammar_engine import LlguidanceMasks
 from tests.tokenizer import train_tokenizer
@@ -58,6 +59,16 @@ def test_only_tokens_that_the_grammar_allows_next(masks: LlguidanceMasks, tokeni
     assert follow(masks, grammar, paris) == {END}
     berlin = tokenizer.encode("Berlin", add_special_tokens=False).ids
     assert texts(tokenizer, follow(masks, grammar, berlin)) == {"!"}
+
+
+def test_as_many_choices_as_a_body_may_have(masks: LlguidanceMasks, tokenizer: Tokenizer) -> None:
+    choices = [f"choice {number}" for number in range(MAX_ENUM_VALUES)]
+    output = requested_structured_output(None, StructuredOutputs(choice=choices), {})
+    assert output is not None
+    tokens = tokenizer.encode(choices[-1], add_special_tokens=False).ids
+    for length, token in enumerate(tokens):
+        assert token in follow(masks, output.grammar, tokens[:length])
+    assert follow(masks, output.grammar, tokens) == {END}
 
 
 def test_the_end_token_is_allowed_where_the_grammar_may_end(masks: LlguidanceMasks, tokenizer: Tokenizer) -> None:

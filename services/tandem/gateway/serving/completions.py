@@ -33,6 +33,7 @@ from tandem.gateway.openai.request_params import (
     request,
 )
 from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from tandem.gateway.output.json_limits import check_depth
 from tandem.gateway.output.text_stream import ChoiceEnd, ChoiceText, Delta
 from tandem.gateway.output.tools import make_tool_set
 from tandem.gateway.serving.echo import Echo, PromptScores, ScoredPrompt, echo_deltas
@@ -478,6 +479,7 @@ class CompletionService:
         tenant: Tenant,
         max_tokens: int,
     ) -> tuple[int, ...]:
+        check_depth(body.chat_template_kwargs, "chat_template_kwargs")
         given = body.messages or []
         messages, tools = output_spec.conversation(conversation(given))
         ending = chat_ending(given, body.add_generation_prompt, body.continue_final_message)
