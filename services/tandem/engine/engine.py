@@ -264,12 +264,18 @@ class Engine:
         """
         return self._migrations.request_remainder(key, num_output_tokens, self._scheduler.demand(), now)
 
-    def release(self, key: HandoffKey, now: float, *, is_taken: bool = False) -> list[Effect]:
+    def release(
+        self, key: HandoffKey, now: float, *, is_taken: bool = False, consumer: WorkerRef | None = None
+    ) -> list[Effect]:
         """End the lease of a hand-off that its consumer does not need any more.
 
         `is_taken`: the consumer has all that was offered. If a migrating sequence has stopped here, it ends with
-        `is_taken` and otherwise continues here. A prefill that still computes for the lease ends.
+        `is_taken` and otherwise continues here. A prefill that still computes for the lease ends. `consumer`: the
+        worker that releases; nothing happens if another worker has followed the hand-off after it. None: whichever
+        worker follows.
         """
+        if consumer is not None and self._producer.follower(key) not in (None, consumer):
+            return []
         if self._migrations.has(key):
             moved = self._migrations.released(key, now, is_taken=is_taken)
             return [] if moved is None else self._settle(self._scheduler.release_migrated(moved), now)
