@@ -361,9 +361,9 @@ class Engine:
         """Record that the next `num_blocks` blocks of the `ReadFiles` with number `read` are in host memory and passed
         their check; return the next reads.
 
-        `seconds`: how long reading and checking these blocks took. `is_over`: no further block of this `ReadFiles`
-        arrives. Then the result has a further `ReadFiles` for the rest of the prefix, or else the jobs that waited for
-        the prefix may start.
+        A job that waited for the prefix may start once the blocks that it needs are there. `seconds`: how long reading
+        and checking these blocks took. `is_over`: no further block of this `ReadFiles` arrives. Then the result has a
+        further `ReadFiles` for the rest of the prefix, or else all jobs that wait for the prefix may start.
         """
         return self._go_on(self._files.on_read(read, num_blocks, seconds, is_over=is_over), now)
 
