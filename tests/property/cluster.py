@@ -467,7 +467,8 @@ class Cluster:
             for key in keys if what == "take" else ():
                 self.effects(producer, producer.engine.request_remainder(key, num_known, now))
             for key in keys if what in ("release", "taken") else ():
-                self.effects(producer, producer.engine.release(key, now, is_taken=what == "taken"))
+                released = producer.engine.release(key, now, is_taken=what == "taken", consumer=consumer.ref)
+                self.effects(producer, released)
             if what in ("follow", "renew"):
                 self.send_to_consumer(producer, consumer.ref, lambda w: self.renew(w, keys, sent_at))
 

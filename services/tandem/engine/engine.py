@@ -264,12 +264,18 @@ class Engine:
         """
         return self._migrations.request_remainder(key, num_output_tokens, self._scheduler.demand(), now)
 
-    def release(self, key: HandoffKey, now: float, *, is_taken: bool = False) -> list[Effect]:
+    def release(
+        self, key: HandoffKey, now: float, *, is_taken: bool = False, consumer: WorkerRef | None = None
+    ) -> list[Effect]:
         """End the lease of a hand-off that its consumer does not need any more.
 
         `is_taken`: the consumer has all that was offered. If a migrating sequence has stopped here, it ends with
-        `is_taken` and otherwise continues here. A prefill that still computes for the lease ends.
+        `is_taken` and otherwise continues here. A prefill that still computes for the lease ends. `consumer`: the
+        worker that releases; nothing happens if another worker has followed the hand-off after it. None: whichever
+        worker follows.
         """
+        if consumer is not None and self._producer.follower(key) not in (None, consumer):
+            return []
         if self._migrations.has(key):
             moved = self._migrations.released(key, now, is_taken=is_taken)
             return [] if moved is None else self._settle(self._scheduler.release_migrated(moved), now)
@@ -355,9 +361,9 @@ class Engine:
         """Record that the next `num_blocks` blocks of the `ReadFiles` with number `read` are in host memory and passed
         their check; return the next reads.
 
-        `seconds`: how long reading and checking these blocks took. `is_over`: no further block of this `ReadFiles`
-        arrives. Then the result has a further `ReadFiles` for the rest of the prefix, or else the jobs that waited for
-        the prefix may start.
+        A job that waited for the prefix may start once the blocks that it needs are there. `seconds`: how long reading
+        and checking these blocks took. `is_over`: no further block of this `ReadFiles` arrives. Then the result has a
+        further `ReadFiles` for the rest of the prefix, or else all jobs that wait for the prefix may start.
         """
         return self._go_on(self._files.on_read(read, num_blocks, seconds, is_over=is_over), now)
 

@@ -260,6 +260,8 @@ class JobTimeline:
         """Record the end of the oldest open plan; call it before `first_tokens_sampled` for that plan's result."""
         self._plan = plan = self._open.popleft()
         for timer, num_tokens in plan.chunks:
+            if not timer.live:
+                continue
             if timer.started_at is None:
                 timer.started_at = plan.begun_at
             timer.computed(PrefillChunk(plan.begun_at, now, num_tokens))

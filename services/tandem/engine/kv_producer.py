@@ -390,6 +390,12 @@ class KVProducer:
         lease = self._leases.get(key.handoff)
         return lease if lease is not None and lease.key == key else None
 
+    def follower(self, key: HandoffKey) -> WorkerRef | None:
+        """Return the worker that was the last to follow a hand-off, even if its lease is withdrawn or not open yet;
+        None where there is none."""
+        lease = self.find(key) or self._withdrawn.get(key)
+        return self._awaited.get(key) if lease is None else lease.consumer
+
     def end_reason(self, key: HandoffKey) -> ErrorKind | None:
         """Return the kind of error with which a hand-off ended; None while it is open or may still be opened.
 

@@ -197,6 +197,25 @@ def test_a_release_ends_a_prefill_that_runs() -> None:
     assert e.is_idle
 
 
+@pytest.mark.parametrize("state", ["awaited", "open", "withdrawn"])
+def test_only_its_last_follower_releases_a_lease(state: str) -> None:
+    e, second = engine(), replace(OTHER, id=WorkerId("second"))
+    if state != "awaited":
+        e.submit(prefill(), 0.0)
+        step(e)
+    e.follow(KEY, OTHER, 1.0)
+    e.follow(KEY, second, 1.0)
+    if state == "withdrawn":
+        e.revoke_lease(KEY, 1.0)
+    before = repr(e)
+    assert e.release(KEY, 2.0, consumer=OTHER) == [] and repr(e) == before
+    if state == "awaited":
+        e.submit(prefill(), 2.0)
+    e.release(KEY, 2.0, consumer=second)
+    e.check()
+    assert e.is_idle
+
+
 def test_a_lease_that_nobody_renews_costs_its_prefill() -> None:
     e = engine()
     e.follow(KEY, OTHER, 0.0)

@@ -124,6 +124,18 @@ def test_a_second_job_waits_for_the_same_read(node: Node) -> None:
     assert [end.num_cached_tokens for end in node.ends()] == [8, 6] and len(node.reads) == 1
 
 
+def test_a_job_does_not_wait_for_blocks_that_only_another_one_needs(node: Node) -> None:
+    node.submit()
+    short = node.submit((*PROMPT[:4], 77, 78, 79))
+    node.arrive(node.reads[0], 0, 3, is_over=False)
+    node.run()
+    assert [(end.key, end.num_cached_tokens) for end in node.ends()] == [(short, 4)]
+    node.arrive(node.reads[0], 3, 1, is_over=False)
+    node.run()
+    assert [end.num_cached_tokens for end in node.ends()] == [4, 8]
+    node.arrive(node.reads[0], 4, 0, is_over=True)
+
+
 def test_a_job_that_waited_for_too_long_starts_and_later_ones_do_not_wait(node: Node) -> None:
     node.submit()
     assert node.engine.next_deadline() == MAX_PREFIX_FETCH_S

@@ -113,6 +113,18 @@ def test_a_job_that_waits_computes_in_chunks_and_decodes() -> None:
     assert line.last.stages == line.firsts[0].stages and line.num_kept == 0 and line.engine.num_generated == 3
 
 
+def test_a_step_that_ends_after_its_job_does_not_change_the_record() -> None:
+    line = Line()
+    line.submit(generate(), 0.0)
+    line.step(1.0, 2.0)
+    line.begin(2.0)
+    line.take(line.engine.cancel(generate().key, 2.5))
+    chunks = [PrefillChunk(1.0, 2.0, 4)]
+    assert line.last.chunks == chunks
+    line.finish(3.0)
+    assert line.last.chunks == chunks
+
+
 @pytest.mark.parametrize("num_prompt", [1, 5])
 def test_a_chunk_of_one_token_is_one(num_prompt: int) -> None:
     """A chunk of one token is planned like a decode."""

@@ -8,9 +8,11 @@ import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import HandoffId, Incarnation, RequestId, WorkerId, WorkerRef
-from tandem.core.request import GenerateJob, PrefillJob, Request, ResumeJob, SamplingParams
+from tandem.core.request import GenerateJob, Job, PrefillJob, Request, ResumeJob, SamplingParams
 from tandem.sched.phases.job_admission import check_fits, check_prefill, check_reservation
 from tandem.sched.state.limits import Capacity, SchedulerLimits, num_seats, pull_need
+from tests.unit.sched.lane_jobs import with_choices
+from tests.unit.sched.test_scheduler import prefill, resume, scheduler
 
 LIMITS = SchedulerLimits(max_num_batched_tokens=8, max_num_seqs=4, max_model_len=40)
 WORKER = Capacity(num_blocks=10, num_seats=4)
@@ -77,6 +79,26 @@ def test_a_reservation_fits_beside_leases_and_reservations() -> None:
 def test_a_reservation_needs_a_free_sequence_slot() -> None:
     assert refusal(check_reservation, Capacity(1, 1), Capacity(0, 3), WORKER, 0) is None
     assert refusal(check_reservation, Capacity(1, 1), Capacity(0, 4), WORKER, 0) is ErrorKind.OVERLOADED
+
+
+@pytest.mark.parametrize("num_left", [3, 1])
+def test_a_pull_fits_beside_jobs_of_several_choices_by_the_seats_that_they_take(num_left: int) -> None:
+    """A prefill takes one seat, however many choices it has, and so does a job of which one choice is left."""
+    worker = scheduler(30, budget=64, seqs=4)
+    if num_left == 3:
+        others: list[Job] = [with_choices(prefill(f"p{i}", 4), 3) for i in range(2)]
+    else:
+        others = [with_choices(resume(f"d{i}", 4, 8), 3) for i in range(2)]
+    for other in others:
+        worker.add(other)
+        for key in other.keys[num_left:]:
+            worker.cancel(key)
+    worker.plan()
+    assert sum(worker.load().lane_seqs) == 2, "what routers hear"
+    worker.add(resume("a", 4))
+    worker.add(resume("b", 4))
+    assert refusal(worker.add, resume("c", 4)) is ErrorKind.OVERLOADED
+    worker.check()
 
 
 def test_a_pull_of_several_choices_takes_seats_and_a_block_for_each_but_never_more_than_half_of_the_seats() -> None:

@@ -110,6 +110,28 @@ async def test_a_second_consumer_pulls_from_the_same_lease(nodes: Nodes) -> None
     await settled(first, producer)
 
 
+async def test_a_consumer_that_another_one_has_replaced_does_not_end_the_lease(nodes: Nodes) -> None:
+    quick = replace(QUICK, pull_timeout_s=20.0)
+    producer, first, second = [await nodes.start(handoff=quick) for _ in range(3)]
+    first.transport.gate.clear()
+    second.transport.gate.clear()
+    request = new_request(MODEL, PROMPT, 6)
+    key, handoff = await hand_over(producer.client, first.client, request)
+    await first.client.num_tokens(key, 1)
+    await resume_from(producer.worker.me, second.client, request, handoff.handoff)
+    await second.client.under_read()
+    await first.client.cancel(key)
+    first.transport.gate.set()
+    await settled(first)
+    # The second consumer renews its lease meanwhile.
+    await asyncio.sleep(0.5 * quick.lease_s)
+    assert (await producer.client.books()).num_leased_blocks == 15
+    second.transport.gate.set()
+    await second.client.end_of(key)
+    assert second.client.tokens(key) == continuation(PROMPT, 6)
+    await settled(producer, second)
+
+
 @pytest.mark.parametrize("state", ["following", "half computed", "half moved", "decoding"])
 async def test_cancel_leaves_nothing_on_either_side(nodes: Nodes, state: str) -> None:
     producer, consumer = await nodes.start(), await nodes.start()

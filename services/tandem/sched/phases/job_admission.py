@@ -99,7 +99,7 @@ def held_capacity(state: SchedulerState, lane: Lane) -> Capacity:
     staying = (seq for seq in state.running if not may_yield(seq, lane, state.limits))
     seated = chain(staying, state.pulling.values(), pulls)
     num_blocks = state.pool.num_leased + state.num_reserved
-    return Capacity(num_blocks, sum(num_seats(seq.job, state.limits) for seq in seated))
+    return Capacity(num_blocks, sum(map(state.num_seats_of, seated)))
 
 
 def check_job(job: Job, state: SchedulerState, rejected: RejectedJobs, now: float) -> None:

@@ -184,7 +184,7 @@ class Network:
                 self.post(source, f"take {key}", lambda engine, now: engine.request_remainder(key, num_known, now), by)
             case ReleaseHandoff(source, key, is_taken):
                 label = f"{'taken' if is_taken else 'release'} {key}"
-                self.post(source, label, lambda engine, now: engine.release(key, now, is_taken=is_taken), by)
+                self.post(source, label, lambda e, now: e.release(key, now, is_taken=is_taken, consumer=worker.ref), by)
             case StartRead():
                 self._read(worker, effect)
             case TearDownPeer(source):

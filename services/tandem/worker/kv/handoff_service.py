@@ -197,7 +197,7 @@ def _command(
         for key, num_output_tokens in take:
             effects += engine.request_remainder(key, num_output_tokens, now)
         for key, is_taken in release + taken:
-            effects += engine.release(key, now, is_taken=is_taken)
+            effects += engine.release(key, now, is_taken=is_taken, consumer=consumer)
         return None, effects
 
     return apply
