@@ -115,8 +115,8 @@ class ReadDone:
 class ReadFailed:
     """Report that the read with number `id` failed.
 
-    `drained`: nothing writes into its local blocks any more. Otherwise they must not be used until a PeerDrained for
-    the peer arrives; if none arrives, until the process ends.
+    `drained`: nothing writes into its local blocks any more. Otherwise they must not be used until a PeerLost with
+    `proven` or a PeerDrained for the peer arrives; if none arrives, until the process ends.
     """
 
     id: int

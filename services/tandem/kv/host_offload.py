@@ -301,9 +301,9 @@ class HostBlockPool:
     ) -> tuple[HostSlot | None, tuple[BlockId, ...]]:
         """Return an empty slot, and the block whose queued offload to this slot was cancelled, if any.
 
-        The slot is None if all slots are in use, or if the slot to be reused next has a hash of `kept`. With
-        `only_filed` it is also None if that slot has a block that neither device memory nor a file has. Evictions that
-        make room are appended to `facts`.
+        The slot is None if all slots are in use, or if the slot to be reused next has a hash of `kept` that is only in
+        host memory. With `only_filed` it is also None if that slot has a block that neither device memory nor a file
+        has. Evictions that make room are appended to `facts`.
         """
         if self._free:
             return self._free.pop(), ()
@@ -311,7 +311,7 @@ class HostBlockPool:
             self._num_used += 1
             return HostSlot(self._num_used - 1), ()
         block_hash = self._oldest()
-        if block_hash is None or block_hash in kept:
+        if block_hash is None or (block_hash in kept and block_hash in self._sole):
             return None, ()
         if only_filed and block_hash in self._sole and block_hash not in self.in_files:
             return None, ()

@@ -27,17 +27,19 @@ class Script:
 
     `client`: the client that sends the calls. `name`: file name of the script without `.lua`. A call sends the script's
     hash; where the server does not know it, as after a restart, the call then sends the text. All `keys` of one call
-    must be in one hash slot. Calls raise StoreUnavailable.
+    must be in one hash slot. Each script counts as a command of its own in the client's `RedisHealth`. Calls raise
+    StoreUnavailable.
     """
 
     def __init__(self, client: RedisClient, name: str) -> None:
         self._client = client
+        self._command = f"EVALSHA {name}"
         self.text = (files("tandem.stores") / "lua" / f"{name}.lua").read_text()
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
     async def __call__(self, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         redis = self._client.redis
-        async with self._client.command_scope("EVALSHA"):
+        async with self._client.command_scope(self._command):
             try:
                 return await redis.execute_command("EVALSHA", self.sha, len(keys), *keys, *args)
             except NoScriptError:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
@@ -26,6 +26,7 @@ from redis.exceptions import MovedError, ReadOnlyError, RedisClusterException, R
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from tandem.core.clock import Clock, SystemClock
+from tandem.core.errors import ErrorKind, TandemError
 
 _ANSWER_S = 2.0
 """In seconds; on a healthy server every command of Tandem is faster."""
@@ -101,13 +102,18 @@ class RedisClient:
     `url`: `redis://`, `rediss://` or `unix://` for one server; `redis+cluster://host:port,host:port` or
     `rediss+cluster://` for a Redis Cluster, of which any reachable node is enough to find the others. `answer_s`:
     seconds that a command may take, connecting included. The result of each command is reported to `health` under the
-    name `store`. Raises ValueError for other URLs.
+    name `store`. Raises TandemError for other URLs, and for options in the URL that the Redis library does not know or
+    that change the types of replies.
     """
 
     def __init__(
         self, url: str, answer_s: float = _ANSWER_S, *, store: str = "redis", health: RedisHealth | None = None
     ) -> None:
-        self.redis = _cluster(url, answer_s) if _CLUSTER in urlsplit(url).scheme else _server(url, answer_s)
+        try:
+            _check_options(url)
+            self.redis = _cluster(url, answer_s) if _CLUSTER in urlsplit(url).scheme else _server(url, answer_s)
+        except (ValueError, TypeError, AttributeError, RedisError, RedisClusterException) as error:
+            raise TandemError(ErrorKind.INVALID_REQUEST, f"redis.url is refused: {error}", param="redis.url") from error
         self.answer_s = answer_s
         self.health = health or RedisHealth()
         self._store = store
@@ -183,9 +189,19 @@ def _retry() -> Retry:
     return Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,))
 
 
+def _check_options(url: str) -> None:
+    """Raise ValueError for an option with which replies would have other types than the stores expect."""
+    options = parse_qs(urlsplit(url).query)
+    if "decode_responses" in options or options.get("protocol", ["2"]) != ["2"]:
+        raise ValueError("it must not set decode_responses, nor a protocol other than 2")
+
+
 def _server(url: str, answer_s: float) -> Redis:
     # Without the library's read timeout, which would count time in which this process did not run.
-    return Redis.from_url(url, retry=_retry(), socket_timeout=None, socket_connect_timeout=answer_s)
+    client = Redis.from_url(url, retry=_retry(), socket_timeout=None, socket_connect_timeout=answer_s)
+    pool: Any = client.connection_pool  # untyped
+    pool.make_connection()  # does not connect; options of the URL are checked only here
+    return client
 
 
 def _cluster(url: str, answer_s: float) -> RedisCluster:
@@ -197,12 +213,7 @@ def _cluster(url: str, answer_s: float) -> RedisCluster:
     nodes = [parse_url(each) for each in urls]
     seeds = [ClusterNode(node["host"], node.get("port", 6379)) for node in nodes[1:] if "host" in node]
     waits = {"socket_timeout": answer_s / 2, "socket_connect_timeout": answer_s / 2}
-    try:
-        found = RedisCluster.from_url(
-            urls[0], startup_nodes=seeds, retry=_retry(), require_full_coverage=False, **waits
-        )
-    except RedisClusterException as error:
-        raise ValueError(f"redis.url: {error}") from error
+    found = RedisCluster.from_url(urls[0], startup_nodes=seeds, retry=_retry(), require_full_coverage=False, **waits)
     found.commands_parser = _KeyPositions()  # type: ignore[assignment]
     return found
 
@@ -231,7 +242,7 @@ def _node_urls(url: str) -> Sequence[str]:
     scheme = parts.scheme.removesuffix(_CLUSTER)
     found = [parts._replace(scheme=scheme, netloc=f"{user}{at}{host}").geturl() for host in hosts.split(",") if host]
     if not found:
-        raise ValueError("redis.url names no node of the cluster")
+        raise ValueError("it names no node of the cluster")
     return found
 
 

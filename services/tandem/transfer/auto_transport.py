@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
     from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 
 
-_RDMA_OF_UCX = ("rc", "dc", "ud", "ib", "srd", "gga")
-"""First parts of the names of UCX's RDMA transports, up to an underscore, such as `rc` of `rc_mlx5`."""
+_RDMA_OF_UCX = ("all", "rc", "dc", "ud", "ib", "srd", "gga")
+"""First parts of the names that UCX_TLS may have for RDMA transports, up to an underscore, such as `rc` of
+`rc_mlx5`."""
+_RANGE = re.compile(r"\[(\d+)-(\d+)\]")
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
@@ -60,17 +63,31 @@ def reach_of(device: str) -> str:
 def has_rdma(environ: Mapping[str, str], root: Path = Path("/")) -> bool:
     """Return whether this process sees an active RDMA port and may use it: /dev/infiniband exists, and UCX_TLS and
     UCX_NET_DEVICES in `environ` do not exclude the port. `root`: directory under which `dev` and `sys` are found."""
-    tls, devices = environ.get("UCX_TLS", "all"), environ.get("UCX_NET_DEVICES", "all").split(",")
-    cards = {device.partition(":")[0] for device in devices}
-    names = tls.lstrip("^").split(",")
-    is_named = any(name.partition("_")[0] in _RDMA_OF_UCX for name in names)
-    if (is_named is tls.startswith("^") and "all" not in names) or not (root / "dev/infiniband").is_dir():
+    tls, devices = environ.get("UCX_TLS", "all"), environ.get("UCX_NET_DEVICES", "all")
+    names = {name.partition("_")[0] for name in tls.removeprefix("^").split(",")}
+    # As long as rc is left, UCX needs neither dc nor ud.
+    is_usable = names.isdisjoint(("all", "ib", "rc")) if tls.startswith("^") else not names.isdisjoint(_RDMA_OF_UCX)
+    if not is_usable or not (root / "dev/infiniband").is_dir():
         return False
     for state in (root / "sys/class/infiniband").glob("*/ports/*/state"):
         with suppress(OSError):
-            if cards & {"all", state.parts[-4]} and "ACTIVE" in state.read_text():
+            if _allows(devices, f"{state.parts[-4]}:{state.parts[-2]}") and "ACTIVE" in state.read_text():
                 return True
     return False
+
+
+def _allows(devices: str, port: str) -> bool:
+    """Return whether UCX may use the RDMA port `port`, such as `mlx5_0:1`. `devices`: a list as in UCX_NET_DEVICES of
+    names, of ranges such as `mlx5_[0-3]:1`, or `all`; after `^` it names what is excluded."""
+    is_named = any(_names(each, port) for each in devices.removeprefix("^").split(","))
+    return is_named is not devices.startswith("^")
+
+
+def _names(device: str, port: str) -> bool:
+    if (found := _RANGE.search(device)) is None:
+        return device in ("all", port, port.partition(":")[0])
+    head, tail = device[: found.start()], device[found.end() :]
+    return any(port == f"{head}{number}{tail}" for number in range(int(found[1]), int(found[2]) + 1))
 
 
 class _SelfTests:

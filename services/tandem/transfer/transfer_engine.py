@@ -253,7 +253,6 @@ class TransferEngine:
         self._max_post_bytes = max_post_bytes
         self._peers: dict[Life, TransportPeer] = {}
         self._lingering: dict[Life, TransportPeer] = {}
-        self._newest: dict[WorkerId, Incarnation] = {}
         self._tasks: dict[int, ReadTask] = {}
         self._post_queue: deque[int] = deque()
         self._arrived: deque[Check] = deque()
@@ -450,13 +449,13 @@ class TransferEngine:
         if self._peers.get(peer.life) == peer:
             self._events.append(Connected(peer))
             return
-        if peer.worker.incarnation < self._newest.get(peer.worker.id, peer.worker.incarnation):
+        others = [other for other in self._peers.values() if other.worker.id == peer.worker.id]
+        # Only while it is connected: the clock of the peer's host may have been set back between two of them.
+        if any(peer.worker.incarnation < other.worker.incarnation for other in others):
             self._events.append(ConnectFailed(peer, f"{peer.worker} has a newer incarnation"))
             return
-        self._newest[peer.worker.id] = peer.worker.incarnation
-        for other in list(self._peers.values()):
-            if other.worker.id == peer.worker.id:
-                self._disconnect_peer(other, FailureKind.PEER, f"{other.worker} reconnects")
+        for other in others:
+            self._disconnect_peer(other, FailureKind.PEER, f"{other.worker} reconnects")
         try:
             self._transport.connect(peer)
         except PeerError as error:

@@ -103,8 +103,8 @@ class TransferThread(KVTransfer):
 
     def _run(self) -> None:
         error: str | None = None
-        self._helper.start()
         try:
+            self._helper.start()
             self._enter_thread()
             while self._accept_commands():
                 self._emit(self._engine.turn())
@@ -129,7 +129,8 @@ class TransferThread(KVTransfer):
         No command enters the inbox after this method has taken the lock, so no request is left unanswered.
         """
         self._engine.checks.close()
-        self._helper.join()
+        if self._helper.ident is not None:
+            self._helper.join()
         with self._lock:
             self._is_open = False
         while not self._inbox.empty():

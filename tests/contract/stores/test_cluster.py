@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from tandem.admission.quota import QuotaLimits, Reservation
+from tandem.core.errors import TandemError
 from tandem.core.ids import GatewayId, TenantId
 from tandem.stores.quota_store import GatewayRegistry, RedisQuotas
 from tandem.stores.redis_client import RedisClient, RedisHealth, StoreUnavailable
@@ -112,7 +113,7 @@ async def test_a_single_server_in_cluster_mode_is_an_error() -> None:
 
 @pytest.mark.parametrize("url", ["redis+cluster://", "redis+cluster://h:1/3", "nothing://h", "redis+cluster://h:x"])
 def test_other_urls_are_refused(url: str) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(TandemError, match=r"redis\.url"):
         RedisClient(url)
 
 

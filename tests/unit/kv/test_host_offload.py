@@ -153,6 +153,25 @@ def test_blocks_read_from_files_go_after_their_children_and_keep_the_blocks_befo
     pool.check((), (), ())
 
 
+def test_blocks_read_from_files_may_take_the_slot_of_a_block_that_is_on_the_device_again() -> None:
+    """A prefix hit copied A back to the device; its spare slot is then free for B, which follows A and is in a file."""
+    pool = BlockPool(1, 1, num_host_slots=1)
+    table = BlockTable()
+    pool.grow(table, 1)
+    pool.publish(table, [A])
+    pool.release(table)
+    pool.grow(table, 1)
+    pool.end_copies(*pool.host.take_copies())
+    pool.release(table)
+    assert pool.share(table, [A]) == 1
+    pool.end_copies(*pool.host.take_copies())
+    slots = pool.reserve_slots([A, B], 1)
+    assert slots == [0]
+    pool.admit([A, B], slots)
+    assert pool.count_hits([A, B]) == 2
+    pool.check([table], (), ())
+
+
 def test_blocks_read_from_files_are_dropped_without_the_block_before_them() -> None:
     pool = BlockPool(3, 1, num_host_slots=3)
     slots = pool.reserve_slots([A, B], 0)

@@ -12,7 +12,8 @@ from tandem.core.ids import GatewayId, PlannerId, ServeId
 from tandem.scaling.demand_totals import DemandTotals, QueueBacklog
 from tandem.stores import replica_targets as targets_module
 from tandem.stores.demand_store import DemandRecord, DemandStore
-from tandem.stores.redis_client import StoreUnavailable
+from tandem.stores.embedded_redis import EmbeddedServer
+from tandem.stores.redis_client import RedisHealth, StoreUnavailable
 from tandem.stores.replica_targets import OLDER_SERVE, ReplicaTargets, TargetRecord
 
 pytestmark = pytest.mark.redis
@@ -174,3 +175,19 @@ async def test_without_a_server(tmp_path: Path) -> None:
             await call()
     await demand.close()
     await targets.close()
+
+
+async def test_redis_stays_down_while_a_planner_can_read_and_not_write(namespace: str) -> None:
+    """As on a full server. Both are scripts: one that succeeds says nothing about another one."""
+    health = RedisHealth()
+    with EmbeddedServer.start() as server:
+        store = ReplicaTargets(server.url, namespace, health=health)
+        await store._redis.execute("CONFIG", "SET", "min-replicas-to-write", 1)
+        with pytest.raises(StoreUnavailable, match="replicas"):
+            await store.publish(target("p", 1))
+        assert await store.deployed(MODEL) == {}
+        assert not health.is_up
+        await store._redis.execute("CONFIG", "SET", "min-replicas-to-write", 0)
+        await store.publish(target("p", 1))
+        assert health.is_up
+        await store.close()

@@ -12,6 +12,7 @@ from redis.asyncio import RedisCluster
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError
 
+from tandem.core.errors import TandemError
 from tandem.stores.redis_client import RedisClient, RedisHealth, StoreUnavailable
 from tests.ports import free_port
 
@@ -42,6 +43,24 @@ async def test_a_cancel_that_arrives_with_the_reply_ends_the_task(url: str, erro
     task.cancel()
     await client.aclose()
     assert done == {task} and task.cancelled()
+
+
+@pytest.mark.parametrize("scheme", ["redis", "redis+cluster"])
+@pytest.mark.parametrize("option", ["colour=red", "db=first", "protocol=3", "decode_responses=true"])
+def test_a_url_with_an_option_that_no_store_can_use_is_refused_at_once(scheme: str, option: str) -> None:
+    """With an unknown one each command raised TypeError; with the last two, replies are no bytes or no pairs."""
+    with pytest.raises(TandemError, match=r"redis\.url") as refused:
+        RedisClient(f"{scheme}://nowhere:1?{option}")
+    assert refused.value.param == "redis.url"
+
+
+async def test_tls_options_of_a_url_without_tls_are_refused_and_others_are_not() -> None:
+    with pytest.raises(TandemError, match="ssl_ca_certs"):
+        RedisClient("redis://nowhere:1?ssl_ca_certs=ca.pem")
+    with pytest.raises(TandemError, match="CERT_NOTHING"):
+        RedisClient("rediss://nowhere:1?ssl_cert_reqs=CERT_NOTHING")
+    for url in ("rediss://nowhere:1?ssl_ca_certs=ca.pem", "unix:///nowhere?db=1", "redis://nowhere:1/2?protocol=2"):
+        await RedisClient(url).aclose()
 
 
 async def test_a_connection_closed_by_another_command_s_failure_is_a_redis_error() -> None:

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.asyncio import Redis
 
+from tandem.core.errors import TandemError
 from tandem.core.topology import Topology
 from tandem.stores.embedded_redis import EmbeddedServer
 from tandem.stores.redis_client import RedisClient, RedisHealth, StoreUnavailable
@@ -370,5 +371,5 @@ def test_garbage_is_a_record_error(text: str) -> None:
 
 
 def test_other_urls_are_refused() -> None:
-    with pytest.raises(ValueError, match="scheme"):
+    with pytest.raises(TandemError, match="scheme"):
         RedisClient("http://127.0.0.1")

@@ -369,6 +369,16 @@ def test_a_new_incarnation_ends_the_old_one_first(carrier, transport) -> None:
     assert isinstance(late, ConnectFailed)
 
 
+def test_a_peer_that_restarts_after_its_clock_was_set_back_is_connected_once_its_former_life_is_over(carrier) -> None:
+    """An incarnation is a time of the peer's clock, so the later one may be the smaller one."""
+    former, later = peer_named("q", 2), peer_named("q", 1)
+    carrier.accept(ConnectPeer(former))
+    carrier.accept(TearDownPeer(former.worker, "its process has ended"))
+    assert run(carrier) == [Connected(former), PeerLost(former, True, "its process has ended")]
+    carrier.accept(ConnectPeer(later))
+    assert run(carrier) == [Connected(later)]
+
+
 def test_a_refused_connection_is_reported_and_may_be_tried_again(carrier, transport) -> None:
     transport.connect_error = PeerError("no route")
     carrier.accept(ConnectPeer(Q))

@@ -261,6 +261,26 @@ def test_a_transfer_thread_that_never_started_closes_its_transport(transport, ev
     assert transport.closed
 
 
+def test_a_transfer_without_room_for_its_helper_thread_ends_and_says_why(transport, events, monkeypatch) -> None:
+    """As in a pod that may have no more processes."""
+    transfer = TransferThread(transport, lambda blocks, logical: [], events.put, SystemClock())
+
+    def refuse() -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(transfer._helper, "start", refuse)
+    transfer.send(order(1))
+    transfer.start()
+    assert isinstance(take(events), ReadFailed)
+    stopped = take(events)
+    assert isinstance(stopped, TransferStopped)
+    assert stopped.error is not None
+    assert "can't start new thread" in stopped.error
+    assert transport.closed
+    with pytest.raises(RuntimeError, match="stopped"):
+        transfer.send(ConnectPeer(P))
+
+
 def until_posted(transport: SteppedTransport) -> None:
     guard = threading.Event()
     for _ in range(int(GUARD_S / 0.001)):

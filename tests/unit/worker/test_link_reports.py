@@ -87,3 +87,14 @@ def test_a_source_unlisted_for_a_while_is_forgotten() -> None:
     assert book.find(ref("here")) is not None, "that was another life"
     book.forget(ref("here"))
     assert book.since(0) == []
+
+
+def test_a_source_that_restarted_after_its_clock_was_set_back_is_measured_once() -> None:
+    """Its incarnation is smaller; the registry lists one life of each worker."""
+    book, former, later = LinkReports(), ref("a", 2), ref("a", 1)
+    book.put(report(former), 0.0)
+    book.listed({former}, 1.0)
+    book.listed({later}, 11.0)
+    assert book.due([later], 11.0) == [later]
+    assert book.put(report(later), 11.0) and book.find(later) == report(later)
+    assert book.due([later], 12.0) == [], "not at each beat"

@@ -10,8 +10,17 @@ import pytest
 
 from tandem.core.ids import BlockId, HandoffId, HandoffKey, WorkerRef
 from tandem.engine.effects import Effect, ReleaseHandoff, StartRead, TearDownPeer
-from tandem.engine.transfer_messages import Connected, FailureKind, PeerLost, ReadDone, ReadFailed
+from tandem.engine.transfer_messages import (
+    Connected,
+    ConnectPeer,
+    FailureKind,
+    PeerDrained,
+    PeerLost,
+    ReadDone,
+    ReadFailed,
+)
 from tandem.kv.handoff import BlockDigest
+from tandem.transfer.multi_rank_transfer import RankEventMerger
 from tandem.worker.kv.transfer_client import TransferClient
 from tests.unit.transfer.scripted import P, Q
 from tests.unit.worker.conftest import RecordingTransfer
@@ -126,3 +135,27 @@ def test_a_lost_source_is_logged_without_a_warning(caplog: pytest.LogCaptureFixt
         one.on_event(PeerLost(P, True, down.reason))
         one.on_event(PeerLost(Q, True, "its process ended"))
     assert [record.levelno for record in caplog.records] == [logging.INFO, logging.WARNING]
+
+
+def test_a_failed_probe_read_is_drained_once_its_source_is_lost_for_certain() -> None:
+    """One rank had proven the end of its reads before the other one had lost the source: no PeerDrained follows."""
+    one = new_client(Engine(), RecordingTransfer(), digests=False)
+    trial = one.try_read(READ)
+    merger = RankEventMerger(2)
+    merger.submit(ConnectPeer(P))
+    for rank in (0, 1):
+        merger.on_event(rank, Connected(P))
+    (id,) = one._reads
+    merger.submit(replace(READ, read=id))
+    merger.on_event(1, ReadDone(id, 64, 0.1))
+    merger.on_event(0, ReadFailed(id, FailureKind.PEER, "cut", drained=False))
+    merger.on_event(0, PeerLost(P, False, "cut"))
+    merger.on_event(0, PeerDrained(P))
+    for event in merger.events:
+        one.on_event(event)
+    assert trial.exception() is not None and one.undrained_probe() == P.worker
+    merger.events.clear()
+    merger.on_event(1, PeerLost(P, True, "cut"))
+    assert list(merger.events) == [PeerLost(P, True, "cut")]
+    one.on_event(merger.events.popleft())
+    assert one.undrained_probe() is None

@@ -336,7 +336,10 @@ class TransferClient:
         with self._lock:
             self._peers.pop(source, None)
             self._leaving.discard(source)
-            if not event.proven:
+            if event.proven:
+                # Where a rank drained before the others lost the source, no PeerDrained follows.
+                self._undrained_probes.discard(source)
+            else:
                 self._lingering.add(source)
         self._report(event)
         self._report_peer_lost(source, event.reason, proven=event.proven)

@@ -133,13 +133,16 @@ class LinkReports:
             del self._entries[source.id]
 
     def listed(self, sources: Set[WorkerRef], now: float) -> None:
-        """Record that `sources` are registered at the time `now`, and drop the reports of sources that have not been
-        registered for `GONE_S` seconds, so that they are not probed any more."""
+        """Record that `sources` are registered at the time `now`. Drop the reports of sources that have not been
+        registered for `GONE_S` seconds, so that they are not probed any more, and those of sources that are registered
+        with another incarnation, which is smaller where the clock of their host was set back."""
+        lives = {source.id: source.incarnation for source in sources}
         for entry in list(self._entries.values()):
-            if entry.report.source in sources:
+            source = entry.report.source
+            if source in sources:
                 entry.met_at = now
-            elif now - entry.met_at >= GONE_S:
-                self.forget(entry.report.source)
+            elif lives.get(source.id, source.incarnation) != source.incarnation or now - entry.met_at >= GONE_S:
+                self.forget(source)
 
     def due(self, chosen: Iterable[WorkerRef], now: float) -> list[WorkerRef]:
         """Return the sources to probe at the time `now`: the sources in `chosen` that have no report, and all sources
