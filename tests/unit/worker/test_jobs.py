@@ -127,6 +127,16 @@ async def test_a_cancel_before_the_submit_refuses_it(nodes: Nodes) -> None:
     await node.client.settled()
 
 
+async def test_a_job_that_a_watch_was_told_to_be_missing_is_refused_when_it_arrives(nodes: Nodes) -> None:
+    node = await nodes.start()
+    request = new_request(MODEL, PROMPT, 4)
+    key = JobKey(request.id, 1)
+    await node.client.watch({key: 0})
+    await node.client.failure(key, ErrorKind.WORKER_LOST)
+    assert await refusal(node.client, request) is ErrorKind.CANCELLED
+    await node.client.settled()
+
+
 async def test_refusals_name_the_reason_and_keep_nothing(nodes: Nodes) -> None:
     node = await nodes.start()
     cases = [

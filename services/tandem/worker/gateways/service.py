@@ -117,7 +117,8 @@ class WorkerService(WorkerServicer):
         if not request.gateway:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a watch names no gateway")
         watch, unlisted = self._gateways.attach(GatewayId(request.gateway), positions, self._clock.now())
-        self.cancel(unlisted)
+        # The stream reports listed jobs that are not here as failed. One that is still on its way must not start then.
+        self.cancel([*unlisted, *(key for key in positions if key not in watch.box)])
         try:
             await self._stream_updates(watch, context)
         finally:
