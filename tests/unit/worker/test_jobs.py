@@ -257,6 +257,13 @@ async def test_jobs_of_a_gateway_that_is_gone_are_cancelled_after_the_grace(
     await lost.__aexit__(None, None, None)
 
 
+async def test_a_gateway_without_a_grace_period_keeps_its_stream(nodes: Nodes) -> None:
+    node = await nodes.start(worker=WorkerConfig(gateway_grace_s=0.0))
+    key = await node.client.generate(new_request(MODEL, PROMPT, 9))
+    assert await node.client.end_of(key) == Finished(key, FinishReason.LENGTH, 9, 0)
+    assert node.client.stream_error is None
+
+
 async def test_a_stream_begins_with_the_load_and_has_heartbeats(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "HEARTBEAT_S", 0.1)
     node = await nodes.start()

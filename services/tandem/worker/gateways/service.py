@@ -35,6 +35,8 @@ from tandem.worker.model.worker_info import WorkerDescriptor
 
 BOOKS_S = 0.5
 """Seconds for which Describe waits for a running step before it answers without engine statistics."""
+READ_S = 1.0
+"""Shortest time in seconds that a gateway has to read a message, also where worker.gateway_grace_s is less or 0."""
 
 _log = logging.getLogger(__name__)
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -262,7 +264,7 @@ class WorkerService(WorkerServicer):
         last: EngineSnapshot | None = None
         links, last_number = self._link_monitor.reports, 0
         try:
-            async with IdleTimeout(self._gateways.grace_s) as patience:
+            async with IdleTimeout(max(self._gateways.grace_s, READ_S)) as patience:
                 while not watch.is_over:
                     watch.wake.clear()
                     snapshot = self.snapshot
