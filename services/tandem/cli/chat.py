@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 import httpx
 
+from tandem.core.addresses import format_host
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved
 
@@ -20,12 +21,17 @@ _HELP = "Type a message and press Enter. /new starts over, Ctrl-C stops an answe
 
 def run(resolved: Resolved, args: argparse.Namespace) -> int:
     gateway = resolved.config.gateway
-    url = (args.url or f"{gateway.scheme}://{gateway.host}:{gateway.port}").rstrip("/")
+    url = (args.url or f"{gateway.scheme}://{format_host(gateway.host)}:{gateway.port}").rstrip("/")
     # Read from the environment, because other users can list the command lines of processes.
     key = os.environ.get(KEY_VARIABLE)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     timeout = httpx.Timeout(10.0, read=None)
-    with httpx.Client(base_url=url, headers=headers, timeout=timeout, verify=_tls_context(args)) as client:
+    verify = _tls_context(args)
+    try:
+        client = httpx.Client(base_url=url, headers=headers, timeout=timeout, verify=verify)
+    except httpx.InvalidURL as error:
+        raise TandemError(ErrorKind.INVALID_REQUEST, f"--url {url} is not a URL: {error}", param="url") from error
+    with client:
         model = _first_model(client)
         print(f"{model} at {url}\n{_HELP}")  # noqa: T201 - a conversation
         messages: list[dict[str, str]] = []
@@ -64,11 +70,15 @@ def _first_model(client: httpx.Client) -> str:
     if response.status_code != 200:
         message = f"{client.base_url} answered {response.status_code}: {_error_message(response.text)}"
         raise TandemError(ErrorKind.NO_WORKER, message)
-    models = response.json()["data"]
-    if not models:
+    try:
+        names = [str(model["id"]) for model in response.json()["data"]]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        message = f"{response.url} returns no list of models: set --url to the address of a gateway"
+        raise TandemError(ErrorKind.NO_WORKER, message) from error
+    if not names:
         message = f"{client.base_url} serves no model yet: GET /ready says what is missing"
         raise TandemError(ErrorKind.NO_WORKER, message)
-    return str(models[0]["id"])
+    return names[0]
 
 
 def _read_line() -> str | None:

@@ -21,10 +21,11 @@ import ray
 from ray import serve
 
 from tandem.cli.private_directory import private_directory, secret_file
+from tandem.core.clock import SystemClock
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.wire.listener_probe import refuses_connections
-from tandem.worker.serve.deployment import pool_application
+from tandem.worker.serve.deployment import STOP_MARGIN_S, pool_application
 from tandem.worker.serve.pool_spec import PoolSpec, full_layer
 
 OBJECT_STORE_BYTES = 100 << 20
@@ -44,6 +45,7 @@ class LocalRay:
         self.num_gpus = num_gpus
         self._gcs_address = gcs_address
         self._apps: list[str] = []
+        self._stop_s = 0.0
 
     def deploy(self, configs: Mapping[str, Config], pools: Mapping[str, int], num_gpus: float = 0.0) -> None:
         """Start the workers of all pools and wait until every worker is healthy.
@@ -53,6 +55,7 @@ class LocalRay:
         start."""
         targets = [local_target(configs[pool], pool, size, num_gpus) for pool, size in pools.items()]
         self._apps = [target.name for target in targets]
+        self._stop_s = STOP_MARGIN_S + max(configs[pool].worker.drain_s for pool in pools)
         try:
             serve.run_many(targets)
         except RuntimeError as error:
@@ -60,15 +63,28 @@ class LocalRay:
             raise TandemError(ErrorKind.INTERNAL, message) from error
 
     def drain(self) -> None:
-        """Delete the deployed applications one by one, which drains their workers, and wait for each.
+        """Delete the deployed applications one by one, which drains their workers, and wait for each, also for longer
+        than the minute after which `serve.delete` gives up: a worker may drain for `worker.drain_s` seconds.
 
         Returns early if Ray's control service refuses connections, as after a signal to all processes, because
         `serve.delete` would wait a minute for the service. `serve.shutdown` is not used because it logs the end of
         Serve's controller as a failure."""
         for app in self._apps:
-            if asyncio.run(refuses_connections(self._gcs_address, GCS_PROBE_S)):
+            if not self._delete(app):
                 return
-            serve.delete(app)
+
+    def _delete(self, app: str) -> bool:
+        """Delete an application and return True; return False if Ray's control service refuses connections. Raises
+        TimeoutError if the application still exists when its workers must have ended."""
+        until = SystemClock.now() + self._stop_s
+        while not asyncio.run(refuses_connections(self._gcs_address, GCS_PROBE_S)):
+            try:
+                serve.delete(app)
+                return True
+            except TimeoutError:
+                if SystemClock.now() >= until:
+                    raise
+        return False
 
 
 def local_target(config: Config, role: str, num_replicas: int, num_gpus: float = 0.0) -> serve.RunTarget:

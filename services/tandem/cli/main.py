@@ -49,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the `tandem` command and return its exit code.
 
     `argv`: arguments, by default those of the process. The code is 2 for settings that are refused before anything is
-    started, 1 for another TandemError, 130 after Ctrl-C, and otherwise the subcommand's."""
+    started, 1 for another TandemError, 130 after Ctrl-C, 141 if the reader of the output ends first, as `head` may, and
+    otherwise the subcommand's."""
     # gRPC's core reads this when it is imported. Below ERROR it writes lines in a format of its own, such as one for
     # each client whose TLS handshake fails.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
@@ -57,10 +58,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         resolved = resolve(_layers(args))
-        return _run(args.command, resolved, args)
+        code = _run(args.command, resolved, args)
+        sys.stdout.flush()
+        return code
     except TandemError as error:
         print(f"tandem {args.command}: {error.message}", file=sys.stderr)  # noqa: T201 - the command's own words
         return 2 if error.kind is ErrorKind.INVALID_REQUEST else 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still buffered
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
 

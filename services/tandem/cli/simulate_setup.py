@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -172,12 +173,21 @@ def _text_of(flag: str, name: str) -> str:
 def writable(flag: str, name: str | None) -> Path | None:
     """Return the path of the output file `name` of the flag `flag`; None if no file is given.
 
-    Raises TandemError(INVALID_REQUEST) if its folder does not exist, so that a long run does not fail at its end."""
+    Raises TandemError(INVALID_REQUEST) if it cannot be written, so that a long run does not fail at its end."""
     if name is None:
         return None
     path = Path(name)
     if not path.resolve().parent.is_dir() or path.is_dir():
         raise invalid_request(f"cannot write {flag} {name}: its directory does not exist, or it is a directory")
+    try:
+        # A file that exists is not opened, because it may be a pipe, whose reader would see its end.
+        if not path.exists():
+            path.touch()
+            path.unlink()
+        elif not os.access(path, os.W_OK):
+            raise invalid_request(f"cannot write {flag} {name}: this user may not write it")
+    except OSError as error:
+        raise invalid_request(f"cannot write {flag} {name}: {error.strerror}") from error
     return path
 
 
@@ -198,4 +208,8 @@ def workload_document(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
+    """Write a document to the file of `--json`. Raises TandemError(INVALID_REQUEST) if that fails."""
+    try:
+        path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise invalid_request(f"cannot write --json {path}: {error.strerror}") from error

@@ -154,7 +154,8 @@ def _nixl(torch: Torch, major: int) -> Finding:
 
 
 def _gpu(index: int, gpu: Gpu, driver: str, share: float, needs_ipc: bool) -> Sequence[Finding]:
-    summary = f"{index} {gpu.name}, driver {driver}, {format_bytes(gpu.num_bytes)}"
+    size = format_bytes(gpu.num_bytes) if gpu.num_bytes else "memory of unknown size"
+    summary = f"{index} {gpu.name}, driver {driver}, {size}"
     found: list[Finding] = []
     if gpu.compute_mode == "Prohibited":
         unusable = f"{summary}: no process may compute on it (compute mode Prohibited)"
@@ -166,7 +167,7 @@ def _gpu(index: int, gpu: Gpu, driver: str, share: float, needs_ipc: bool) -> Se
         fix = f"run `nvidia-smi -i {index} -mig 0`, or set transfer.require=any"
         found.append(wrong("gpu", f"{summary}: MIG is on, and its slices have no cuda_ipc", fix, is_fatal=needs_ipc))
     num_free = gpu.num_bytes - gpu.num_used_bytes
-    if num_free < share * gpu.num_bytes:
+    if gpu.num_bytes and num_free < share * gpu.num_bytes:
         fix = "end other processes on it (`nvidia-smi` lists them), or lower engine.gpu_memory_utilization"
         left = (
             f"{summary}: {num_free / gpu.num_bytes:.0%} are free, and a worker would take "
@@ -176,7 +177,8 @@ def _gpu(index: int, gpu: Gpu, driver: str, share: float, needs_ipc: bool) -> Se
     if gpu.persistence == "Disabled":
         slow = f"{summary}: without persistence mode each start takes seconds longer"
         found.append(warn("gpu", slow, "run `nvidia-smi -pm 1`, or start the nvidia-persistenced service"))
-    return found or (ok("gpu", f"{summary}, {num_free / gpu.num_bytes:.0%} free"),)
+    free = f", {num_free / gpu.num_bytes:.0%} free" if gpu.num_bytes else ""
+    return found or (ok("gpu", f"{summary}{free}"),)
 
 
 def _mib(text: str) -> int:

@@ -24,7 +24,7 @@ from tandem.wire.peer_auth import reason_of
 
 ANSWER_S = 5.0
 NUM_AT_ONCE = 32
-_PREFILLS, _DECODES = ("prefill", "mixed"), ("decode", "mixed")
+_DECODES = {"decode", "mixed"}
 
 
 class MemberList(Protocol):
@@ -120,7 +120,8 @@ def judge_roles(worker_list: WorkerList, disaggregation: str) -> tuple[Finding, 
     """Return a finding for each model on whether some of its workers prefill and some decode, so that KV can move from
     the former to the latter.
 
-    `disaggregation`: value of gateway.disaggregation. If it is strict, a missing role is a failure, else a warning.
+    `disaggregation`: value of gateway.disaggregation. If it is strict, a missing role is a failure, else a warning; if
+    it is off, or all workers are mixed and it is not strict, no role is missing.
     """
     draining = [worker for worker in worker_list.workers if worker.is_live and worker.is_draining]
     live = [worker for worker in worker_list.workers if worker.is_live and not worker.is_draining]
@@ -203,15 +204,20 @@ def _role_finding(
     """Report the roles of a model's workers; one pair of the same kind is enough. `draining`: the workers of all models
     that drain; one of them may be what is missing."""
     roles = ", ".join(f"{sum(w.role == r for w in workers)} {r}" for r in sorted({w.role for w in workers}))
+    is_strict = disaggregation == "strict"
+    if disaggregation == "off" or (not is_strict and all(worker.role == "mixed" for worker in workers)):
+        return ok("roles", f"{model}: {roles}")
+    # Only a strict gateway has a mixed worker compute a prompt for another worker.
+    prefills = {"prefill", "mixed"} if is_strict else {"prefill"}
     for kind in {worker.kind for worker in workers}:
         found = {worker.role for worker in workers if worker.kind == kind}
-        if found & set(_PREFILLS) and found & set(_DECODES):
+        if found & prefills and found & _DECODES:
             return ok("roles", f"{model}: {roles}")
-    lacks = "decodes" if any(worker.role == "prefill" for worker in workers) else "prefills"
-    other = "decode" if lacks == "decodes" else "prefill"
+    has_prefill = any(worker.role == "prefill" for worker in workers)
+    lacks, other = ("decodes", "decode") if has_prefill else ("prefills for another", "prefill")
     summary = f"{model}: {roles}, and no worker of their kind {lacks}: no request is disaggregated"
     fix = f"start a worker with --pool {other}, or run `tandem role WORKER {other}`"
     missing = [worker.ref.id for worker in draining if worker.model == model and worker.role == other]
     if missing:
         fix += f", or let {missing[0]} accept jobs again: `tandem drain {missing[0]} --undo`"
-    return wrong("roles", summary, fix, is_fatal=disaggregation == "strict")
+    return wrong("roles", summary, fix, is_fatal=is_strict)

@@ -24,12 +24,14 @@ Chat = Callable[..., int]
 
 
 class Script:
-    """Scripted answers, in order; `requests` holds the bodies of the received requests."""
+    """Scripted answers, in order; `requests` holds the bodies of the received requests. `listing`: body of the list of
+    models, if it is not to be that of `models`."""
 
     server: ThreadingHTTPServer
 
     def __init__(self) -> None:
         self.models = [{"id": "small"}]
+        self.listing = b""
         self.key: str | None = None
         self.answers: list[Answer] = []
         self.requests: list[dict[str, Any]] = []
@@ -45,7 +47,7 @@ def script() -> Iterator[Script]:
             if script.key is not None and self.headers["authorization"] != f"Bearer {script.key}":
                 self.answer(401, b"{}")
             else:
-                self.answer(200, json.dumps({"data": script.models}).encode())
+                self.answer(200, script.listing or json.dumps({"data": script.models}).encode())
 
         def do_POST(self) -> None:
             script.requests.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
@@ -203,6 +205,22 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(
 def test_a_missing_gateway_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "--url", "http://127.0.0.1:1"]) == 1
     assert "tandem chat: no gateway answers at http://127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_a_gateway_on_an_ipv6_address_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--host", "::1", "--port", "1"]) == 1
+    assert "tandem chat: no gateway answers at http://[::1]:1" in capsys.readouterr().err
+
+
+def test_a_url_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chat", "--url", "http://[::1"]) == 2
+    assert "tandem chat: --url http://[::1 is not a URL" in capsys.readouterr().err
+
+
+def test_another_server_is_reported(script: Script, chat: Chat, capsys: pytest.CaptureFixture[str]) -> None:
+    script.listing = b"<html>It works!</html>"
+    assert chat(["one"]) == 1
+    assert f"{script.url}/v1/models returns no list of models" in capsys.readouterr().err
 
 
 def test_a_gateway_with_tls_is_checked_by_its_ca_and_shown_a_certificate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
 import subprocess
@@ -213,6 +214,18 @@ def test_a_missing_extra_is_named(
     monkeypatch.setenv("TANDEM_REDIS__URL", "redis://127.0.0.1:1")
     assert main([command]) == 1
     assert f"{missing} is not installed: pip install '{extra}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("command", "code"), [("key", 141), ("config", 0)])
+def test_a_reader_that_has_enough_causes_no_traceback(command: str, code: int) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        program = [sys.executable, "-m", "tandem.cli", command]
+        result = subprocess.run(program, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(write)
+    assert (result.returncode, result.stderr) == (code, "")
 
 
 def test_config_imports_no_heavy_package() -> None:

@@ -136,6 +136,7 @@ REFUSED = [
     (["--efficiency", "compute=1.5"], "shares must lie in (0, 1]"),
     (["--efficiency", "speed=1"], "known are memory"),
     (["--json", "no/such/folder/run.json"], "its directory does not exist"),
+    (["--json", "/proc/run.json"], "cannot write --json /proc/run.json: No such file or directory"),
     (["--kv-cache-memory", "900GiB"], "must hold one block"),
     (["--max-num-seqs", "4096"], "engine.max_num_batched_tokens"),
     (["--profile", "no-such-profile.json"], "cannot read --profile"),
@@ -156,6 +157,18 @@ def check_refused(arguments: list[str], message: str, capsys: pytest.CaptureFixt
     error = capsys.readouterr().err
     assert error.startswith(f"tandem {command}: ") and message in error
     assert error.count("\n") == 1, "one line, no traceback"
+
+
+def test_a_full_disk_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    check_refused(["simulate", "--json", "/dev/full"], "cannot write --json /dev/full: No space left on device", capsys)
+
+
+def test_a_file_that_is_checked_before_a_run_is_left_as_it_was(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    old.write_text("kept")
+    for file in (old, new):
+        assert main(["simulate", "--count", "0", "--json", str(file)]) == 2
+    assert old.read_text() == "kept" and not new.exists()
 
 
 @pytest.mark.slow

@@ -73,6 +73,14 @@ def test_a_gpu_that_is_fine() -> None:
     assert_fine(finding, "gpu", "0 NVIDIA H100 80GB HBM3, driver 580.65.06, 79.6GiB, 100% free")
 
 
+def test_a_gpu_whose_memory_is_not_reported() -> None:
+    found = parse_driver("NVIDIA GB10, 580.95.05, [N/A], [N/A], Default, Enabled, [N/A]", BANNER)
+    (finding,) = judge_gpus(found, CUDA)
+    assert_fine(finding, "gpu", "0 NVIDIA GB10, driver 580.95.05, memory of unknown size")
+    (finding,) = judge_gpus(parse_driver("Tesla T4, 525.1, [N/A], 12, Default, Enabled, [N/A]", BANNER), CUDA)
+    assert_fine(finding, "gpu", "0 Tesla T4, driver 525.1, memory of unknown size")
+
+
 def test_no_gpu_at_all() -> None:
     (finding,) = judge_gpus(Driver(version="580"), CUDA)
     assert_fails(finding, "gpu", "driver 580 and no GPU", "`nvidia-smi` lists the GPUs")

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tandem.core.clock import SystemClock, wall_ns
-from tandem.doctor.workers import WorkerList, judge_fingerprints, judge_roles, judge_workers, read_workers, skews_of
+from tandem.doctor.workers import (
+    WorkerFacts,
+    WorkerList,
+    judge_fingerprints,
+    judge_roles,
+    judge_workers,
+    read_workers,
+    skews_of,
+)
 from tandem.wire.gen import worker_pb2 as pb
 from tests.ports import free_port
 from tests.unit.doctor.cluster import Double, Listed, record, running, worker
@@ -84,6 +94,19 @@ def test_transports_that_differ() -> None:
 def test_a_pair_of_roles_is_enough() -> None:
     assert_fine(judge_roles(PAIR, "strict")[0], "roles", "smol: 1 decode, 1 prefill")
     assert_fine(judge_roles(WorkerList((worker("a"),)), "strict")[0], "roles", "1 mixed")
+
+
+def test_a_mixed_worker_prefills_for_a_decode_worker_only_with_strict() -> None:
+    worker_list = WorkerList((worker("a"), worker("d", "decode")))
+    assert_fine(judge_roles(worker_list, "strict")[0], "roles", "smol: 1 decode, 1 mixed")
+    for mode in ("prefer", "auto"):
+        found = "no worker of their kind prefills for another: no request is disaggregated"
+        assert_warns(judge_roles(worker_list, mode)[0], "roles", found, "--pool prefill")
+
+
+@pytest.mark.parametrize(("workers", "mode"), [(PAIR.workers[:1], "off"), ((worker("a"), worker("b")), "prefer")])
+def test_no_role_is_missing_where_no_request_is_to_be_divided(workers: tuple[WorkerFacts, ...], mode: str) -> None:
+    assert_fine(judge_roles(WorkerList(workers), mode)[0], "roles", "smol: ")
 
 
 def test_a_missing_role() -> None:

@@ -127,6 +127,16 @@ async def test_a_cancel_before_the_submit_refuses_it(nodes: Nodes) -> None:
     await node.client.settled()
 
 
+async def test_a_job_that_a_watch_was_told_to_be_missing_is_refused_when_it_arrives(nodes: Nodes) -> None:
+    node = await nodes.start()
+    request = new_request(MODEL, PROMPT, 4)
+    key = JobKey(request.id, 1)
+    await node.client.watch({key: 0})
+    await node.client.failure(key, ErrorKind.WORKER_LOST)
+    assert await refusal(node.client, request) is ErrorKind.CANCELLED
+    await node.client.settled()
+
+
 async def test_refusals_name_the_reason_and_keep_nothing(nodes: Nodes) -> None:
     node = await nodes.start()
     cases = [
@@ -245,6 +255,13 @@ async def test_jobs_of_a_gateway_that_is_gone_are_cancelled_after_the_grace(
     await lost.unwatch()
     await node.client.settled()
     await lost.__aexit__(None, None, None)
+
+
+async def test_a_gateway_without_a_grace_period_keeps_its_stream(nodes: Nodes) -> None:
+    node = await nodes.start(worker=WorkerConfig(gateway_grace_s=0.0))
+    key = await node.client.generate(new_request(MODEL, PROMPT, 9))
+    assert await node.client.end_of(key) == Finished(key, FinishReason.LENGTH, 9, 0)
+    assert node.client.stream_error is None
 
 
 async def test_a_stream_begins_with_the_load_and_has_heartbeats(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,8 @@ from tandem.worker.model.worker_info import WorkerDescriptor
 
 BOOKS_S = 0.5
 """Seconds for which Describe waits for a running step before it answers without engine statistics."""
+READ_S = 1.0
+"""Shortest time in seconds that a gateway has to read a message, also where worker.gateway_grace_s is less or 0."""
 
 _log = logging.getLogger(__name__)
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -117,7 +119,8 @@ class WorkerService(WorkerServicer):
         if not request.gateway:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a watch names no gateway")
         watch, unlisted = self._gateways.attach(GatewayId(request.gateway), positions, self._clock.now())
-        self.cancel(unlisted)
+        # The stream reports listed jobs that are not here as failed. One that is still on its way must not start then.
+        self.cancel([*unlisted, *(key for key in positions if key not in watch.box)])
         try:
             await self._stream_updates(watch, context)
         finally:
@@ -261,7 +264,7 @@ class WorkerService(WorkerServicer):
         last: EngineSnapshot | None = None
         links, last_number = self._link_monitor.reports, 0
         try:
-            async with IdleTimeout(self._gateways.grace_s) as patience:
+            async with IdleTimeout(max(self._gateways.grace_s, READ_S)) as patience:
                 while not watch.is_over:
                     watch.wake.clear()
                     snapshot = self.snapshot
