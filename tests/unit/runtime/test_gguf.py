@@ -195,6 +195,7 @@ def test_bos_is_added_where_the_file_sets_it(tmp_path: Path) -> None:
         (lambda w: w.add_key_length(16), "dimension_count=8"),
         (lambda w: w.add_tensor("blk.0.ffn_gate_exps.weight", np.zeros((2, 2), np.float32)), "ffn_gate_exps"),
         (lambda w: w.add_add_eos_token(True), "end of text"),
+        (lambda w: w.add_uint16("split.count", 2), "one of 2 files"),
     ],
 )
 def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, edit: Edit, named: str) -> None:
