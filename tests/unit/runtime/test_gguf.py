@@ -206,7 +206,11 @@ def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, edit: Edit, 
 
 def test_unknown_pre_tokenizer_and_broken_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TandemError, match="'poro'"):
-        _convert(_write(tmp_path / "m.gguf", pre="poro"))
+        _convert(_write(tmp_path / "poro.gguf", pre="poro"))
+    named = _write(tmp_path / "m.gguf").read_bytes()
+    (tmp_path / "nameless.gguf").write_bytes(named.replace(b"tokenizer.ggml.pre", b"tokenizer.ggml.was"))
+    with pytest.raises(TandemError, match=r"lacks the key 'tokenizer\.ggml\.pre'"):
+        _convert(tmp_path / "nameless.gguf")
     with pytest.raises(TandemError, match="num_hidden_layers"):
         _convert(_write(tmp_path / "blockless.gguf"))
     (tmp_path / "broken.gguf").write_bytes(b"GGUF nonsense")
