@@ -237,8 +237,6 @@ class Fields:
             values.setdefault("factor", length / values["original_length"])
             for name in _LONGROPE_KEYS:
                 values[name] = _factors(name, values[name], (rotary_dim or head_dim) // 2)
-        if rotary_dim is not None and kind == "yarn":
-            raise unsupported("rope type 'yarn' that rotates a part of a head")
         return RopeConfig(theta=theta, kind=kind, rotary_dim=rotary_dim, is_interleaved=is_interleaved, **values)
 
     def _rotary_dim(self, in_rope: Any, default: float | None, head_dim: int) -> int | None:
