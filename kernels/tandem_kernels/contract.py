@@ -41,7 +41,8 @@ silu_mul(gate_up) -> [T, I]
 
 rope_tables(positions, inv_freq, scale, dtype) -> (cos, sin)
     `positions` int64 `[T]`, `inv_freq` float32 `[D / 2]`; both results are `[T, D]` of `dtype`, halves repeated.
-    Angles, cosines and the product with `scale` are float32.
+    Angles, cosines and the product with `scale` are float32. Components with a frequency of 0 are not rotated, and not
+    multiplied by `scale`.
 
 rope(x, cos, sin) -> like x
     `x` is `[T, heads, D]`, `cos` and `sin` are those of `rope_tables`, halves repeated. Component i is rotated with

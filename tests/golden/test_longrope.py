@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from gguf import GGMLQuantizationType
-from transformers import Phi3Config
+from transformers import Glm4Config, Phi3Config, PretrainedConfig
 
 from tandem.core.errors import TandemError
 from tandem.runtime.fingerprint import architecture_digest
@@ -16,7 +18,7 @@ from tests.golden.gguf_files import gguf_reference
 from tests.golden.models import SHAPE, Kernels, Reference, make_random, random_prompt, teacher_forced
 
 _ORIGINAL, _LONG = 64, 100
-_ROPE = {
+_ROPE: dict[str, Any] = {
     "rope_type": "longrope",
     "rope_theta": 10_000.0,
     "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 1.6, 1.7, 1.8],
@@ -45,6 +47,28 @@ def test_logits_are_those_of_the_length(model: Reference, kernels: Kernels, leng
         tokens = random_prompt(_ORIGINAL + 1, 3)
     executor = model.executor(kernels=kernels, max_model_len=max_model_len)
     _check(teacher_forced(executor, tokens), model.logits(tokens))
+
+
+def _phi4_mini() -> Phi3Config:
+    rope = _ROPE | {name: _ROPE[name][:6] for name in ("short_factor", "long_factor")} | {"partial_rotary_factor": 0.75}
+    fields = SHAPE | {"pad_token_id": 0}
+    return Phi3Config(**fields, original_max_position_embeddings=_ORIGINAL, rope_parameters=rope)
+
+
+def _glm4() -> Glm4Config:
+    rope = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": _ORIGINAL}
+    return Glm4Config(**SHAPE, head_dim=32, rope_parameters=rope | {"partial_rotary_factor": 0.5})
+
+
+@pytest.mark.parametrize("kernels", ["compiled", "reference"])
+@pytest.mark.parametrize("config", [_phi4_mini, _glm4])
+def test_a_part_of_a_head_is_rotated(tmp_path: Path, config: Callable[[], PretrainedConfig], kernels: Kernels) -> None:
+    """As in Phi-4-mini with LongRoPE and in GLM-4 with YaRN, whose other components are not scaled either."""
+    model = make_random(config(), 5, tmp_path, "float32")
+    for length, max_model_len in ((_LONG, 0), (50, _ORIGINAL)):
+        tokens = random_prompt(length, 3)
+        executor = model.executor(kernels=kernels, max_model_len=max_model_len)
+        _check(teacher_forced(executor, tokens), model.logits(tokens))
 
 
 def test_a_gguf_file_has_both_kinds_of_frequencies(model: Reference, tmp_path: Path) -> None:

@@ -43,3 +43,10 @@ def test_rope_scale_multiplies_both_tables() -> None:
     scaled = rope_tables(positions, inv_freq, 1.5, torch.float32)
     for one, other in zip(plain, scaled, strict=True):
         torch.testing.assert_close(one * 1.5, other)
+
+
+def test_components_that_are_not_rotated_are_not_scaled() -> None:
+    """As LongRoPE does with a part of a head: its frequencies of 0 leave the other components as they are."""
+    cos, sin = rope_tables(torch.arange(5), torch.tensor([0.5, 0.25, 0.0]), 1.5, torch.float32)
+    assert torch.equal(cos[:, 2::3], torch.ones(5, 2)) and torch.equal(sin[:, 2::3], torch.zeros(5, 2))
+    assert torch.equal(cos[0], torch.tensor([1.5, 1.5, 1.0] * 2))

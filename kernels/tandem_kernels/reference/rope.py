@@ -12,11 +12,14 @@ from tandem_kernels.reference.norm import rms_norm
 def rope_tables(
     positions: torch.Tensor, inv_freq: torch.Tensor, scale: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the cosines and sines `[T, D]` with which `rope` rotates rows at `positions`, multiplied by `scale`. The
-    exact result is defined in `tandem_kernels.contract`."""
+    """Return the cosines and sines `[T, D]` with which `rope` rotates rows at `positions`, multiplied by `scale` where
+    components are rotated. The exact result is defined in `tandem_kernels.contract`."""
     half = positions[:, None].to(torch.float32) * inv_freq
     angles = torch.cat((half, half), dim=-1)
-    return (angles.cos() * scale).to(dtype), (angles.sin() * scale).to(dtype)
+    scales: float | torch.Tensor = scale
+    if scale != 1:
+        scales = torch.full_like(inv_freq, scale).masked_fill_(inv_freq == 0, 1.0).repeat(2)
+    return (angles.cos() * scales).to(dtype), (angles.sin() * scales).to(dtype)
 
 
 def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -172,15 +172,19 @@ class Checkpoint:
         }
 
     def finish(self) -> None:
-        """Check that every tensor was taken or dropped.
+        """Check that every tensor was taken or dropped, except biases of zeros, which change nothing: some GPTQ
+        checkpoints have one for each matrix.
 
         Raises TandemError, which names the first tensor that is left over: without this tensor the decoder would
         compute another function than the model."""
-        if self._handles:
-            rest = sorted(self._handles)
+        rest = sorted(name for name in self._handles if not self._is_bias_of_zeros(name))
+        if rest:
             raise _broken(
                 f"the weights have {len(rest)} tensors that this architecture does not use, the first is {rest[0]}"
             )
+
+    def _is_bias_of_zeros(self, name: str) -> bool:
+        return name.endswith(".bias") and not bool(self._handles[name].get_tensor(name).any())
 
 
 def _part(stored: Any, rows: range | None, columns: range | None) -> torch.Tensor:

@@ -57,6 +57,8 @@ def convert(source: Path, target: Path, progress: Progress) -> None:
 def _convert(source: Path, target: Path, progress: Progress) -> None:
     reader = _reader(source)
     metadata = {name: field.contents() for name, field in reader.fields.items()}
+    if (count := metadata.get("split.count", 1)) > 1:
+        raise unsupported(f"{source} is one of {count} files of a model: join them with llama-gguf-split --merge")
     tensors = {tensor.name: tensor for tensor in reader.tensors if tensor.name not in _NOT_WEIGHTS}
     config = model_config(metadata, {tensor.name: tensor for tensor in reader.tensors})
     files = tokenizer_files(metadata)

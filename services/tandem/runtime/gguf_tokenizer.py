@@ -75,7 +75,8 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, str]:
 def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     """Build the byte-level BPE tokenizer that the metadata of a GGUF file describes.
 
-    Raises TandemError for any other kind of tokenizer or an unknown pre-tokenizer."""
+    Raises TandemError for any other kind of tokenizer or an unknown pre-tokenizer, and KeyError when a key is missing,
+    such as the one that names the pre-tokenizer: old files lack it, and of most models it is not GPT-2's."""
     kind = metadata.get("tokenizer.ggml.model")
     if kind != "gpt2":
         raise unsupported(f"GGUF tokenizer {kind!r} (known: gpt2)")
@@ -87,7 +88,7 @@ def build_tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     tokenizer = Tokenizer(
         models.BPE(vocab=vocabulary, merges=merges, fuse_unk=False, ignore_merges=_ignores_merges(metadata))
     )
-    tokenizer.pre_tokenizer = _pre_tokenizer(metadata.get("tokenizer.ggml.pre", "default"))
+    tokenizer.pre_tokenizer = _pre_tokenizer(metadata["tokenizer.ggml.pre"])
     tokenizer.decoder = decoders.ByteLevel()
     kinds: list[int] = metadata.get("tokenizer.ggml.token_type") or []
     marked = list(zip(tokens, kinds, strict=False))

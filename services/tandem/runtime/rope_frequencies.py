@@ -14,7 +14,8 @@ from tandem.runtime.architectures.spec import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[torch.Tensor, float]:
-    """Return the inverse frequencies of rotary embeddings, and the factor by which cosines and sines are multiplied.
+    """Return the inverse frequencies of rotary embeddings, and the factor by which cosines and sines of components that
+    are rotated are multiplied.
 
     The frequencies are float32 `[head_dim / 2]`, in radians per token. Entry i is the frequency of the pair of
     components i and i + head_dim / 2, in the order of `rope_order`. It is 0 for components that are not rotated."""

@@ -76,8 +76,8 @@ def _special_tokens(
     begin = generation.get("bos_token_id", config.bos_token_id)
     if "bos_token" in texts:
         begin = tokenizer.token_to_id(texts["bos_token"])
-    if not ends and "eos_token" in texts:
-        ends = token_ids(tokenizer.token_to_id(texts["eos_token"]))
+    if "eos_token" in texts:
+        ends |= token_ids(tokenizer.token_to_id(texts["eos_token"]))
     flags = {name: settings.get(name) for name in ("add_bos_token", "add_eos_token")}
     return {"eos_token_ids": sorted(ends), "bos_token_id": begin, **flags, **texts}
 

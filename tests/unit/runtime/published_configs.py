@@ -41,6 +41,16 @@ PUBLISHED_CONFIGS: dict[str, dict[str, Any]] = {
         "resid_pdrop": 0.0, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 250000,
         "sliding_window": None, "tie_word_embeddings": False, "vocab_size": 100352,
     },
+    "Phi-4-mini-instruct": _COMMON | {
+        "architectures": ["Phi3ForCausalLM"], "attention_bias": False, "auto_map": {}, "bos_token_id": 199999,
+        "embd_pdrop": 0.0, "eos_token_id": 199999, "full_attn_mod": 1, "hidden_size": 3072, "interpolate_factor": 1,
+        "intermediate_size": 8192, "lm_head_bias": False, "max_position_embeddings": 131072, "mlp_bias": False,
+        "model_type": "phi3", "num_attention_heads": 24, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "original_max_position_embeddings": 4096, "pad_token_id": 199999, "partial_rotary_factor": 0.75,
+        "resid_pdrop": 0.0, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 262144,
+        "rope_scaling": {"long_factor": [1.5] * 48, "short_factor": [1.0] * 48, "type": "longrope"},
+        "tie_word_embeddings": True, "vocab_size": 200064,
+    },
     "Mixtral-8x7B-Instruct": _COMMON | {
         "architectures": ["MixtralForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 4096,
         "intermediate_size": 14336, "max_position_embeddings": 32768, "model_type": "mixtral",

@@ -62,7 +62,7 @@ def test_tied_embeddings_need_no_head(model_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}, r"q_proj\.bias"),
+        ({"model.layers.0.self_attn.q_proj.bias": torch.tensor([0.0] * 31 + [1e-3])}, r"q_proj\.bias"),
         (
             {"model.layers.1.mlp.up_proj.weight": torch.zeros(48, 31)},
             r"up_proj\.weight of model\.safetensors has shape \[48",
@@ -74,6 +74,14 @@ def test_unfit_tensors_are_named(model_dir: Path, change: dict[str, torch.Tensor
     save_file(tensors() | change, model_dir / "model.safetensors")
     with pytest.raises(TandemError, match=named):
         _logits(model_dir)
+
+
+def test_biases_of_zeros_are_no_biases(model_dir: Path) -> None:
+    """GPTQ checkpoints may have one for each matrix, whatever config.json says."""
+    expected = _logits(model_dir)
+    biases = {name.replace(".weight", ".bias"): torch.zeros(len(matrix)) for name, matrix in tensors().items()}
+    save_file(tensors() | biases, model_dir / "model.safetensors")
+    assert torch.equal(_logits(model_dir), expected)
 
 
 def test_broken_file_is_named(model_dir: Path) -> None:

@@ -195,6 +195,7 @@ def test_bos_is_added_where_the_file_sets_it(tmp_path: Path) -> None:
         (lambda w: w.add_key_length(16), "dimension_count=8"),
         (lambda w: w.add_tensor("blk.0.ffn_gate_exps.weight", np.zeros((2, 2), np.float32)), "ffn_gate_exps"),
         (lambda w: w.add_add_eos_token(True), "end of text"),
+        (lambda w: w.add_uint16("split.count", 2), "one of 2 files"),
     ],
 )
 def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, edit: Edit, named: str) -> None:
@@ -205,7 +206,11 @@ def test_what_is_not_implemented_is_refused_by_name(tmp_path: Path, edit: Edit, 
 
 def test_unknown_pre_tokenizer_and_broken_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TandemError, match="'poro'"):
-        _convert(_write(tmp_path / "m.gguf", pre="poro"))
+        _convert(_write(tmp_path / "poro.gguf", pre="poro"))
+    named = _write(tmp_path / "m.gguf").read_bytes()
+    (tmp_path / "nameless.gguf").write_bytes(named.replace(b"tokenizer.ggml.pre", b"tokenizer.ggml.was"))
+    with pytest.raises(TandemError, match=r"lacks the key 'tokenizer\.ggml\.pre'"):
+        _convert(tmp_path / "nameless.gguf")
     with pytest.raises(TandemError, match="num_hidden_layers"):
         _convert(_write(tmp_path / "blockless.gguf"))
     (tmp_path / "broken.gguf").write_bytes(b"GGUF nonsense")

@@ -221,6 +221,7 @@ def test_what_is_not_implemented_is_refused_by_name(base: dict[str, Any], change
         {"partial_rotary_factor": 1.0},
         {"use_sliding_window": None},
         {"rope_scaling": None},
+        {"max_length": 4096, "max_sequence_length": 2048, "tokenizer_class": "LlamaTokenizer"},
     ],
 )
 def test_what_is_not_in_use_is_accepted(change: dict[str, Any]) -> None:

@@ -159,6 +159,11 @@ def test_broken_tensors_are_named(tmp_path: Path, change: dict[str, torch.Tensor
         ({"quant_method": "bitsandbytes"}, "bitsandbytes"),
         (GPTQ | {"bits": 8}, "bits=8"),
         (GPTQ | {"dynamic": {"a": 1}}, "dynamic"),
+        (GPTQ | {"dynamic": {"-:a": {}, "+:b": {"bits": 8}}}, "dynamic.*bits"),
+        (GPTQ | {"format": "gptq_v2"}, "format='gptq_v2'"),
+        (GPTQ | {"checkpoint_format": None, "format": "marlin"}, "format='marlin'"),
+        (AWQ | {"format": "gemv"}, "format='gemv'"),
+        (FP8 | {"scale_fmt": "ue8m0"}, "ue8m0"),
         (AWQ | {"version": "marlin"}, "marlin"),
         (AWQ | {"group_size": None}, "group_size=None"),
         (FP8 | {"fmt": "e5m2"}, "e5m2"),
@@ -177,3 +182,27 @@ def test_broken_tensors_are_named(tmp_path: Path, change: dict[str, torch.Tensor
 def test_what_is_not_supported_is_refused_by_name(config: dict[str, Any], named: str) -> None:
     with pytest.raises(TandemError, match=named):
         read_stored_formats(config)
+
+
+# What transformers and GPTQModel write beside the fields that describe the tensors.
+_WRITTEN = {
+    "act_group_aware": True, "backend": "auto", "batch_size": 1, "block_name_to_quantize": "model.layers",
+    "cache_block_outputs": True, "damp_percent": 0.01, "dataset": None, "exllama_config": {"version": 1},
+    "max_input_length": None, "model_seqlen": 2048, "module_name_preceding_first_block": ["model.embed_tokens"],
+    "modules_in_block_to_quantize": [["self_attn.q_proj"]], "pad_token_id": 2, "sym": True, "tokenizer": None,
+    "true_sequential": True, "use_cuda_fp16": True, "use_exllama": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "same"),
+    [
+        (GPTQ | _WRITTEN | {"checkpoint_format": None, "desc_act": False}, GPTQ),
+        (GPTQ | _WRITTEN | {"format": "gptq", "dynamic": {"-:.*mlp.gate.*": {}}, "lm_head": False}, GPTQ),
+        (GPTQ | {"checkpoint_format": None, "format": "gptq_v2"}, GPTQ | {"checkpoint_format": "gptq_v2"}),
+        (AWQ | _WRITTEN | {"format": "gemm"}, AWQ),
+        (FP8 | {"scale_fmt": "float", "expert_dtype": "fp8", "modules_to_convert": None, "dequantize": False}, FP8),
+    ],
+)
+def test_fields_that_say_how_weights_were_made_are_accepted(config: dict[str, Any], same: dict[str, Any]) -> None:
+    assert read_stored_formats(config) == read_stored_formats(same)

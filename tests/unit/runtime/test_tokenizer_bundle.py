@@ -39,10 +39,14 @@ def test_ends_are_the_union(tmp_path: Path) -> None:
     assert json.loads(bundle.generation_config_json)["temperature"] == 0.6
 
 
-def test_end_of_the_tokenizer_when_no_config_names_one(tmp_path: Path) -> None:
+def test_the_end_of_the_tokenizer_is_one_too(tmp_path: Path) -> None:
+    """As in vLLM: templates of chats end each turn with it, also where the configurations name another token."""
     directory = _directory(tmp_path, tokenizer_config={"eos_token": {"content": "</s>"}})
     bundle = read_bundle(directory, parse_model_config(CONFIG | {"eos_token_id": None}))
     assert _special(bundle)["eos_token_ids"] == [1]
+    assert _special(read_bundle(directory, _MODEL))["eos_token_ids"] == [1, 3]
+    unknown = _directory(tmp_path, tokenizer_config={"eos_token": "</none>"})
+    assert _special(read_bundle(unknown, _MODEL))["eos_token_ids"] == [3]
 
 
 def test_special_tokens_by_name(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ _HARMLESS = frozenset(
         "initializer_range",
         "is_llama_config",
         "label2id",
+        "max_length",
+        "max_sequence_length",
         "model_type",
         "output_attentions",
         "output_hidden_states",
@@ -38,6 +40,7 @@ _HARMLESS = frozenset(
         "router_aux_loss_coef",
         "router_jitter_noise",
         "sep_token_id",
+        "tokenizer_class",
         "torch_dtype",
         "transformers.js_config",
         "transformers_version",
@@ -237,8 +240,6 @@ class Fields:
             values.setdefault("factor", length / values["original_length"])
             for name in _LONGROPE_KEYS:
                 values[name] = _factors(name, values[name], (rotary_dim or head_dim) // 2)
-        if rotary_dim is not None and kind == "yarn":
-            raise unsupported("rope type 'yarn' that rotates a part of a head")
         return RopeConfig(theta=theta, kind=kind, rotary_dim=rotary_dim, is_interleaved=is_interleaved, **values)
 
     def _rotary_dim(self, in_rope: Any, default: float | None, head_dim: int) -> int | None:

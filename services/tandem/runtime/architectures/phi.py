@@ -13,5 +13,8 @@ _EPS = 1e-5
 
 def phi3(fields: Fields) -> DecoderSpec:
     fields.refuse_window()
+    # Phi-4-mini has these two fields; transformers reads neither.
+    fields.expect("full_attn_mod", 1)
+    fields.expect("interpolate_factor", 1)
     rope = fields.rope(head_dim_of(fields), partial=1.0)
     return llama_like(fields, rope=rope, rms_norm_eps=fields.number("rms_norm_eps", _EPS), names=_NAMES)

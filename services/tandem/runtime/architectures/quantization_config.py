@@ -27,8 +27,12 @@ Formats = Sequence[StoredFormat]
 # tensors.
 _HARMLESS = frozenset(
     {
+        "act_group_aware",
         "activation_scheme",
         "backend",
+        "batch_size",
+        "block_name_to_quantize",
+        "cache_block_outputs",
         "damp_percent",
         "dataset",
         "desc_act",
@@ -40,13 +44,19 @@ _HARMLESS = frozenset(
         "meta",
         "model_file_base_name",
         "model_name_or_path",
+        "model_seqlen",
+        "module_name_preceding_first_block",
+        "modules_in_block_to_quantize",
+        "modules_to_convert",
         "modules_to_not_convert",
+        "pad_token_id",
         "quant_method",
         "quantization_status",
         "static_groups",
         "sym",
         "tokenizer",
         "true_sequential",
+        "use_cuda_fp16",
         "use_exllama",
         "version",
     }
@@ -72,20 +82,29 @@ def read_stored_formats(config: Json | None) -> tuple[StoredFormat, ...]:
 
 def _fp8(config: Json) -> Formats:
     _expect(config, "fmt", None, "e4m3", "float8_e4m3fn", "float")
+    _expect(config, "scale_fmt", None, "float")
+    _expect(config, "expert_dtype", None, "fp8")
     return [float8_format("fp8", ".weight_scale_inv", _block(config, "weight_block_size"))]
 
 
 def _gptq(config: Json) -> Formats:
     _expect(config, "bits", 4)
     _expect(config, "pack_dtype", None, "int32")
-    _expect(config, "checkpoint_format", None, "gptq", "gptq_v2")
-    return [gptq_format(0 if config.get("checkpoint_format") == "gptq_v2" else 1)]
+    # The two names of one field; newer files have both.
+    name = "checkpoint_format" if config.get("checkpoint_format") else "format"
+    _expect(config, name, None, "gptq", "gptq_v2")
+    _expect(config, "format", None, config.get(name))
+    # A rule that begins with "-:" names modules that are floats, which is seen by their tensors.
+    if rules := {rule: value for rule, value in (config.get("dynamic") or {}).items() if not rule.startswith("-:")}:
+        raise _refused(f"dynamic={rules!r}")
+    return [gptq_format(0 if config.get(name) == "gptq_v2" else 1)]
 
 
 def _awq(config: Json) -> Formats:
     _expect(config, "bits", 4)
     _expect(config, "zero_point", True)
     _expect(config, "version", None, "gemm", "GEMM")
+    _expect(config, "format", None, "gemm")
     return [awq_format(_number(config.get("group_size")))]
 
 
@@ -126,10 +145,10 @@ def _compressed_tensors(config: Json) -> Formats:
 
 
 _READERS: dict[Any, tuple[Callable[[Json], Formats], frozenset[str]]] = {
-    "fp8": (_fp8, frozenset({"fmt", "weight_block_size"})),
+    "fp8": (_fp8, frozenset({"expert_dtype", "fmt", "scale_fmt", "weight_block_size"})),
     "compressed-tensors": (_compressed_tensors, frozenset({"format", "config_groups"})),
-    "gptq": (_gptq, frozenset({"bits", "group_size", "pack_dtype", "checkpoint_format"})),
-    "awq": (_awq, frozenset({"bits", "group_size", "zero_point"})),
+    "gptq": (_gptq, frozenset({"bits", "checkpoint_format", "dynamic", "format", "group_size", "pack_dtype"})),
+    "awq": (_awq, frozenset({"bits", "format", "group_size", "zero_point"})),
     "gguf": (_gguf, frozenset()),
 }
 """For each `quant_method`: its reader, and the names of the fields that the reader uses."""
