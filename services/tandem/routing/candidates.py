@@ -183,15 +183,18 @@ class Shortlist:
         return (producer.ref, consumer.ref) in self._candidates.linked and _may_pair(producer, consumer)
 
 
-def why_no_pair(candidates: WorkerRanking, request: RoutingRequest) -> tuple[str, bool]:
+def why_no_pair(candidates: WorkerRanking, request: RoutingRequest, *, mixed_pairs: bool) -> tuple[str, bool]:
     """Return (reason, whether waiting may help): why no prefill worker can be paired with a decode worker for the
     request's model and lane, as text.
 
-    Waiting may help when the link between the workers of some pair has not failed a test yet.
+    Waiting may help when the link between the workers of some pair has not failed a test yet. `mixed_pairs`: as in
+    `Routing`; where it is False, a pair of two mixed workers does not count.
     """
     consumers = list(candidates.decode_workers(request.model, request.lane))
     producers = candidates.prefill_workers(request.model, request.lane)
-    pairs = [(p.ref, d.ref) for p in producers for d in consumers if _may_pair(p, d)]
+    pairs = [
+        (p.ref, d.ref) for p in producers for d in consumers if _may_pair(p, d) and (mixed_pairs or p.pool != d.pool)
+    ]
     if not pairs:
         return "no worker of the same model build", False
     if all(pair in candidates.refused for pair in pairs):

@@ -32,12 +32,14 @@ class Routing:
 
     `policy`: how the best worker is chosen. `links`: the measured bandwidths between workers, which may change later.
     `remote_prefix`: whether workers may fetch prefixes from each other's caches where that costs less than computing
-    them.
+    them. `mixed_pairs`: whether a mixed worker may compute a prompt for another one; False where such pairs are never
+    tested.
     """
 
     policy: RoutingPolicy = "cost"
     links: LinkBandwidth = field(default_factory=LinkBandwidth)
     remote_prefix: bool = True
+    mixed_pairs: bool = True
 
 
 BUSY = NoPlacement("every worker has as many queued prompt tokens as it accepts", may_pass=True)
@@ -69,7 +71,7 @@ def place(
         return search.local()
     if mode == "auto" and routing.policy == "cost":
         return search.either()
-    split = search.split(allow_mixed_pairs=mode == "strict")
+    split = search.split(allow_mixed_pairs=mode == "strict" and routing.mixed_pairs)
     if isinstance(split, Placement) or split.may_pass:
         return split
     if _is_split_possible(candidates, request, excluded):
@@ -137,7 +139,7 @@ class _PlacementSearch:
         return None
 
     def _why_no_pair(self) -> NoPlacement:
-        return NoPlacement(*why_no_pair(self._candidates, self._request))
+        return NoPlacement(*why_no_pair(self._candidates, self._request, mixed_pairs=self._routing.mixed_pairs))
 
     # ---- policies other than cost
 
