@@ -19,7 +19,7 @@ from tandem.routing.candidates import NUM_BY_HITS, pick_migration_target
 from tandem.routing.pd_pairs import PairRegistry
 from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.prefix_index import PrefixHit
-from tandem.routing.router import BUSY, WORTH_WAITING, Routing, place
+from tandem.routing.router import BUSY, NO_SEAT, WORTH_WAITING, Routing, place
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import WorkerView
@@ -226,15 +226,15 @@ def test_a_request_waits_while_no_decode_worker_has_a_seat_for_its_lane(
     def outcome(lane: Lane, *decoders: WorkerView) -> str:
         return placed(lane, *decoders, mode=mode, policy=policy)
 
-    assert outcome(Lane.BATCH, seated("d", 2, 1, 1)) == BUSY.reason
+    assert outcome(Lane.BATCH, seated("d", 2, 1, 1)) == NO_SEAT.reason
     assert outcome(Lane.BATCH, seated("d", 2, 1, 0)) == "d"
-    assert outcome(Lane.BATCH, seated("d", 2, 1, 0, num_inflight=1)) == BUSY.reason
+    assert outcome(Lane.BATCH, seated("d", 2, 1, 0, num_inflight=1)) == NO_SEAT.reason
     assert outcome(Lane.INTERACTIVE, seated("d", 3, 1, 0)) == "d", "a less urgent sequence yields"
-    assert outcome(Lane.INTERACTIVE, seated("d", 4, 0, 0)) == BUSY.reason
+    assert outcome(Lane.INTERACTIVE, seated("d", 4, 0, 0)) == NO_SEAT.reason
     assert outcome(Lane.BATCH, replace(seated("d", 9), max_num_seqs=0)) == "d", "the number of seats is not known"
 
 
 def test_of_many_decode_workers_those_with_a_seat_are_found() -> None:
     urgent = [seated(f"u{number}", 4) for number in range(30)]
     assert placed(Lane.INTERACTIVE, *urgent, seated("z", 1, 0, 4)) == "z", "its ranking is the last"
-    assert placed(Lane.INTERACTIVE, *urgent) == BUSY.reason
+    assert placed(Lane.INTERACTIVE, *urgent) == NO_SEAT.reason
