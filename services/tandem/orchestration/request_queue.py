@@ -21,7 +21,7 @@ from tandem.admission.request_queue import RequestQueue
 from tandem.admission.tenant import OPEN, Tenant
 from tandem.admission.tenant_queue import QueueItem
 from tandem.admission.ttft_predictor import PrefillWorkerLoad, TtftForecast, forecast, queue_full, ttft_error
-from tandem.core.config import GatewayConfig
+from tandem.core.config import Disaggregation, GatewayConfig
 from tandem.core.errors import TandemError
 from tandem.core.ids import BlockHash, RequestId, WorkerRef
 from tandem.core.lane import Lane
@@ -397,7 +397,7 @@ class PlacementQueue:
         Requests of more urgent lanes delay the prompt only at workers that serve both lanes. So where some workers
         serve no more urgent lane, the prediction is not later than the one for these workers alone.
         """
-        workers = self._ranking.prefillers(request.model, request.lane)
+        workers = _prompt_workers(self._ranking.workers(request.model, request.lane), request.mode)
         found = self._looked_up(request, item.num_tokens)
         best = min(map(found.num_uncached, workers), default=item.num_tokens)
         item = replace(item, num_tokens=max(1, best))
@@ -410,6 +410,15 @@ class PlacementQueue:
         loads = [load for view in workers if (load := _prefill_load(view, item)) is not None]
         rivals = frozenset[Lane]().union(*{view.lanes for view in workers})
         return forecast(loads, self.queue.num_ahead(model, item, rivals), item.num_tokens)
+
+
+def _prompt_workers(workers: Sequence[WorkerView], mode: Disaggregation) -> Sequence[WorkerView]:
+    """Return those of the `workers` that may compute the prompt of a request with this mode of disaggregation."""
+    decoding = [view for view in workers if view.decodes]
+    has_roles = bool(decoding) and any(view.pool == "prefill" for view in workers)
+    if mode == "strict" or (mode == "prefer" and has_roles):
+        return [view for view in workers if view.prefills]
+    return workers if mode == "auto" else decoding or workers
 
 
 def _prefill_load(view: WorkerView, item: QueueItem) -> PrefillWorkerLoad | None:

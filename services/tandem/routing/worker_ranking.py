@@ -197,12 +197,16 @@ class WorkerRanking:
         key = self._keys.get(ref)
         return key is not None and key.model == model and lane in key.lanes and ref not in self._absent
 
+    def workers(self, model: str, lane: Lane) -> list[WorkerView]:
+        """Return all workers of `model` that serve `lane`, in no particular order."""
+        groups = self._groups(model, lane)
+        views = (worker.get_view() for group in groups for worker in group.workers.values())
+        return [view for view in views if view.ref not in self._absent]
+
     def prefillers(self, model: str, lane: Lane) -> list[WorkerView]:
         """Return all workers of `model` that serve `lane` and compute prompts, prefill and mixed workers, in no
         particular order."""
-        groups = self._groups(model, lane)
-        views = (worker.get_view() for group in groups for worker in group.workers.values())
-        return [view for view in views if view.prefills and view.ref not in self._absent]
+        return [view for view in self.workers(model, lane) if view.prefills]
 
     def views(self) -> Iterator[WorkerView]:
         """Yield all workers, of all models and lanes, in no particular order."""
