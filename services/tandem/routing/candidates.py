@@ -206,12 +206,14 @@ def pick_migration_target(candidates: WorkerRanking, model: str, lane: Lane, sou
     """Return the least loaded decode worker of `model` to which the worker `source` may migrate sequences of `lane`;
     None when there is none.
 
-    A worker is left out when its link from `source` has failed a test. Whether the target has free blocks is not
-    checked here: it rejects the migration itself.
+    A worker is left out when it has another fingerprint than `source`, or when its link from `source` has failed a
+    test. Whether the target has free blocks is not checked here: it rejects the migration itself.
     """
+    fingerprint = candidates.fingerprint(source)
     with closing(candidates.decode_workers(model, lane)) as consumers:
         for consumer in consumers:
-            if consumer.ref != source and (source, consumer.ref) not in candidates.unlinked:
+            is_alike = consumer.ref != source and fingerprint in (None, consumer.fingerprint)
+            if is_alike and (source, consumer.ref) not in candidates.unlinked:
                 return consumer.ref
     return None
 

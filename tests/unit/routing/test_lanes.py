@@ -145,6 +145,18 @@ def test_a_sequence_migrates_only_to_a_worker_of_its_lane(lane: Lane, expected: 
     assert pick_migration_target(all_linked(source, other), "m", lane, source.ref) is None
 
 
+def test_a_sequence_migrates_only_to_a_worker_of_its_build() -> None:
+    """Also from a draining worker, which is not ranked any more, as in an upgrade to another build."""
+    source, new = worker("s", "decode"), replace(worker("n", "decode"), fingerprint="g")
+    for leaving in (source, replace(source, load=replace(source.load, draining=True))):
+        ranking = all_linked(leaving, new, worker("o", "decode", num_running=9))
+        found = pick_migration_target(ranking, "m", Lane.BATCH, source.ref)
+        assert found is not None and found.id == "o"
+        assert pick_migration_target(all_linked(leaving, new), "m", Lane.BATCH, source.ref) is None
+        ranking.remove(source.ref)
+        assert ranking.fingerprint(source.ref) is None
+
+
 def test_a_prefix_is_read_from_a_worker_of_another_lane() -> None:
     held, own = worker("b", "mixed", BATCH), worker("i", "mixed", URGENT)
     request = RoutingRequest("m", num_prompt=16_000, mode="off", hits={held.ref: PrefixHit(900, 900)})
