@@ -99,6 +99,15 @@ def test_bounds_never_forbid_what_holds() -> None:
                 assert not one.tried(recipe.deployment(numbers)).holds, f"{recipe} {numbers} below {low}"
 
 
+def test_the_bound_leaves_out_the_requests_that_may_be_late() -> None:
+    """Forty equal prompts at once: half of the workers finish half of them in time."""
+    schedule = list(poisson([RequestClass("a", 1.0, (400, 400), (4, 4))], seed=3, count=40, rate=0.0))
+    needs, recipe = demand(schedule, 16, has_cache=True), of_laptops(Slo(ttft_s=5.0), budgets=(512,))[0]
+    lows = [recipe.least(needs, Slo(ttft_s=5.0), percentile) for percentile in (50.0, 95.0)]
+    assert SloTarget(schedule, Slo(ttft_s=5.0), 50.0, 3).tried(recipe.deployment((3,))).holds
+    assert lows == [(3,), (5,)]
+
+
 def test_the_bound_of_a_busy_workload_is_close() -> None:
     """60 prompts of 2,500 tokens per second ask for more than a hundred laptops."""
     schedule = list(poisson([RequestClass("long", 1.0, (2500, 2500), (4, 4))], seed=1, count=200, rate=60.0))
