@@ -185,6 +185,16 @@ def test_a_request_that_is_refused_counts_as_never_answered() -> None:
     assert not verdict.holds and any(miss.target_s is None for miss in verdict.misses)
 
 
+def test_requests_that_no_worker_accepts_are_not_called_late() -> None:
+    """More workers would not help, so the plan names the error and no latency."""
+    slo = Slo(ttft_s=100.0)
+    one, (recipe, *_) = slo_target(slo, rate=1.0, count=20), of_laptops(slo)
+    short = replace(recipe, config=replace(CONFIG, engine=replace(CONFIG.engine, max_model_len=70)))
+    planner = CapacityPlanner(one, one, demand(one.requests, 16, has_cache=True), 1, lambda _: None)
+    text = format_plan(planner.find([short]), one)
+    assert "not served (context_length_exceeded)" in text and "too long" not in text
+
+
 def test_lengthened_prompts_share_what_they_shared() -> None:
     (scheduled,) = mix(seed=1, count=1, rate=1.0)
     prompt = scheduled.request.prompt_tokens
