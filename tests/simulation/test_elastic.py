@@ -44,8 +44,12 @@ def elastic_run(
     gateway: GatewayConfig | None = None,
     interval_s: float = 1.0,
     ended: Callable[[ClientTrace], None] | None = None,
+    price_per_hour: float = 0.0,
 ) -> ElasticRun:
-    kinds = slow_spec("prefill"), slow_spec("decode")
+    kinds = (
+        slow_spec("prefill", price_per_hour=price_per_hour),
+        slow_spec("decode", price_per_hour=price_per_hour),
+    )
     elastic = ElasticSpec(
         kinds={"prefill": kinds[0], "decode": kinds[1]},
         degrees={"prefill": 2, "decode": 1},
@@ -81,6 +85,20 @@ def test_a_script_is_carried_out_and_paid_for() -> None:
     lasts_s = run.tally.ended_s
     least, most = (3 * lasts_s + 2 * second for second in (1.0 + 7.0, 1.0 + 7.0 + 3.0))
     assert least <= run.gpu_hours * 3600 <= most
+
+
+def test_workers_that_have_left_count_in_the_report() -> None:
+    """Three of four prefill workers leave in the middle of the run."""
+    run = elastic_run(Scripted(*[(4, 1)] * 10, (1, 1)), waves(4.0), (4, 1), price_per_hour=2.0)
+    report, everyone = run.report, run.tally.all()
+    assert not report.errors and run.moments[-1].serving == (1, 1)
+    num_computed = sum(pool.prefill_rate for pool in report.pools) * report.wall_s
+    assert num_computed == pytest.approx(everyone.num_prompt - everyone.num_cached)
+    _, prefill = report.pools
+    assert prefill.num_workers == 4 and 2.0 < prefill.prefill_rate / prefill.worker_rate < 4.0
+    # A prefill worker has two accelerators and costs as much as a decode worker.
+    num_paid = (run.gpu_hours * 3600 / run.tally.ended_s - 1) / 2 + 1
+    assert report.price_per_hour == pytest.approx(2.0 * num_paid)
 
 
 def test_without_changes_a_run_is_as_without_an_autoscaler() -> None:

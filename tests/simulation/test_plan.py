@@ -99,6 +99,15 @@ def test_bounds_never_forbid_what_holds() -> None:
                 assert not one.tried(recipe.deployment(numbers)).holds, f"{recipe} {numbers} below {low}"
 
 
+def test_the_bound_leaves_out_the_requests_that_may_be_late() -> None:
+    """Forty equal prompts at once: half of the workers finish half of them in time."""
+    schedule = list(poisson([RequestClass("a", 1.0, (400, 400), (4, 4))], seed=3, count=40, rate=0.0))
+    needs, recipe = demand(schedule, 16, has_cache=True), of_laptops(Slo(ttft_s=5.0), budgets=(512,))[0]
+    lows = [recipe.least(needs, Slo(ttft_s=5.0), percentile) for percentile in (50.0, 95.0)]
+    assert SloTarget(schedule, Slo(ttft_s=5.0), 50.0, 3).tried(recipe.deployment((3,))).holds
+    assert lows == [(3,), (5,)]
+
+
 def test_the_bound_of_a_busy_workload_is_close() -> None:
     """60 prompts of 2,500 tokens per second ask for more than a hundred laptops."""
     schedule = list(poisson([RequestClass("long", 1.0, (2500, 2500), (4, 4))], seed=1, count=200, rate=60.0))
@@ -174,6 +183,16 @@ def test_a_request_that_is_refused_counts_as_never_answered() -> None:
     tiny = replace(recipe, config=replace(config, engine=replace(config.engine, max_num_seqs=1, max_model_len=70)))
     verdict = one.tried(tiny.deployment((1,)))
     assert not verdict.holds and any(miss.target_s is None for miss in verdict.misses)
+
+
+def test_requests_that_no_worker_accepts_are_not_called_late() -> None:
+    """More workers would not help, so the plan names the error and no latency."""
+    slo = Slo(ttft_s=100.0)
+    one, (recipe, *_) = slo_target(slo, rate=1.0, count=20), of_laptops(slo)
+    short = replace(recipe, config=replace(CONFIG, engine=replace(CONFIG.engine, max_model_len=70)))
+    planner = CapacityPlanner(one, one, demand(one.requests, 16, has_cache=True), 1, lambda _: None)
+    text = format_plan(planner.find([short]), one)
+    assert "not served (context_length_exceeded)" in text and "too long" not in text
 
 
 def test_lengthened_prompts_share_what_they_shared() -> None:

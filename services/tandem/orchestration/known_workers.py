@@ -57,7 +57,11 @@ class KnownWorkers(ABC, Generic[LinkT]):
 
     def __init__(self, config: GatewayConfig) -> None:
         self.pairs = PairRegistry(config.disaggregation)
-        self.routing = Routing(config.routing_policy, remote_prefix=config.remote_prefix)
+        self.routing = Routing(
+            config.routing_policy,
+            remote_prefix=config.remote_prefix,
+            mixed_pairs=config.disaggregation == "strict",
+        )
         self._ranking = WorkerRanking(self.pairs.linked, self.pairs.failed.keys(), self.pairs.refused.keys())
 
     @abstractmethod

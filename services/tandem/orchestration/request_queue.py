@@ -21,7 +21,7 @@ from tandem.admission.request_queue import RequestQueue
 from tandem.admission.tenant import OPEN, Tenant
 from tandem.admission.tenant_queue import QueueItem
 from tandem.admission.ttft_predictor import PrefillWorkerLoad, TtftForecast, forecast, queue_full, ttft_error
-from tandem.core.config import GatewayConfig
+from tandem.core.config import Disaggregation, GatewayConfig
 from tandem.core.errors import TandemError
 from tandem.core.ids import BlockHash, RequestId, WorkerRef
 from tandem.core.lane import Lane
@@ -34,7 +34,7 @@ from tandem.routing.circuit_breaker import CircuitBreakers, FailureBackoff
 from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.prefix_accuracy import Prediction, predict
 from tandem.routing.prefix_index import PrefixHit
-from tandem.routing.router import BUSY, BY_COST, WORTH_WAITING, Routing, place
+from tandem.routing.router import BUSY, BY_COST, NO_SEAT, WORTH_WAITING, Routing, place
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import Pair, WorkerView
@@ -278,8 +278,9 @@ class PlacementQueue:
         waiting = [lane for lane in Lane if lane in view.lanes and self.queue.num_waiting(view.model, lane)]
         if not waiting or any(until is not None for until in refusals):
             return bool(waiting)
-        blocked = self._blocked.get(_ModelLane(view.model, waiting[0]))
-        if blocked is None:
+        key = _ModelLane(view.model, waiting[0])
+        blocked = self._blocked.get(key)
+        if blocked is None or (self._why[key] is NO_SEAT and view.decodes and view.has_seat(key.lane)):
             return True
         # A request that waits for prefill capacity needs a prefill worker, and one that can accept the request now.
         num_remote = blocked.max_remote_tokens(view.block_size) if self._routing.remote_prefix else 0
@@ -320,14 +321,14 @@ class PlacementQueue:
         outcome = self._place(routing_request, now)
         if isinstance(outcome, Placement):
             return self._sent(request, routing_request, outcome, now)
-        if outcome is BUSY:
+        if outcome is BUSY or outcome is NO_SEAT:
             self._blocked[_ModelLane.of(routing_request)] = replace(routing_request, yields_to=frozenset())
         return outcome
 
     def _wait(self, request: RequestId, key: _ModelLane, outcome: NoPlacement, now: float) -> None:
         self._why[key] = outcome
         self.waits.tried(request, key, _cause(outcome), now)
-        if outcome is not BUSY:
+        if outcome is not BUSY and outcome is not NO_SEAT:
             self._blocked.pop(key, None)
         if outcome.may_pass:
             self._has_worker(key, now)
@@ -396,7 +397,7 @@ class PlacementQueue:
         Requests of more urgent lanes delay the prompt only at workers that serve both lanes. So where some workers
         serve no more urgent lane, the prediction is not later than the one for these workers alone.
         """
-        workers = self._ranking.prefillers(request.model, request.lane)
+        workers = _prompt_workers(self._ranking.workers(request.model, request.lane), request.mode)
         found = self._looked_up(request, item.num_tokens)
         best = min(map(found.num_uncached, workers), default=item.num_tokens)
         item = replace(item, num_tokens=max(1, best))
@@ -409,6 +410,15 @@ class PlacementQueue:
         loads = [load for view in workers if (load := _prefill_load(view, item)) is not None]
         rivals = frozenset[Lane]().union(*{view.lanes for view in workers})
         return forecast(loads, self.queue.num_ahead(model, item, rivals), item.num_tokens)
+
+
+def _prompt_workers(workers: Sequence[WorkerView], mode: Disaggregation) -> Sequence[WorkerView]:
+    """Return those of the `workers` that may compute the prompt of a request with this mode of disaggregation."""
+    decoding = [view for view in workers if view.decodes]
+    has_roles = bool(decoding) and any(view.pool == "prefill" for view in workers)
+    if mode == "strict" or (mode == "prefer" and has_roles):
+        return [view for view in workers if view.prefills]
+    return workers if mode == "auto" else decoding or workers
 
 
 def _prefill_load(view: WorkerView, item: QueueItem) -> PrefillWorkerLoad | None:
@@ -442,7 +452,7 @@ def _cause(outcome: NoPlacement) -> WaitCause:
 
 def _has_workers(outcome: Placement | NoPlacement) -> bool:
     """Return whether workers were found that take the request now or will have capacity soon."""
-    return isinstance(outcome, Placement) or outcome is BUSY or outcome is WORTH_WAITING
+    return isinstance(outcome, Placement) or any(outcome is one for one in (BUSY, NO_SEAT, WORTH_WAITING))
 
 
 def _is_hopeless(outcome: Placement | NoPlacement) -> bool:

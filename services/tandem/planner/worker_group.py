@@ -21,8 +21,9 @@ _DRAIN_SHARE = 4
 class GroupView:
     """A worker group of a RayCluster, as it was read.
 
-    `index`: its position in the RayCluster's list of groups. `replicas`: pods that it requests, within `least` and
-    `most`. `num_hosts`: pods for each replica. `listed`: names of its pods that are to be deleted (`workersToDelete`).
+    `index`: its position in the RayCluster's list of groups. `replicas`: pods that it requests; where the number in the
+    object is outside of `least` and `most`, the nearer of these, as KubeRay counts. `num_hosts`: pods for each replica.
+    `listed`: names of its pods that are to be deleted (`workersToDelete`).
     """
 
     index: int
@@ -39,12 +40,13 @@ class GroupView:
         """Return the worker group `name` of a RayCluster object; None if it has no such group."""
         for index, spec in enumerate(cluster.get("spec", {}).get("workerGroupSpecs") or ()):
             if spec.get("groupName") == name:
+                least, most = int(spec.get("minReplicas") or 0), int(spec.get("maxReplicas", 2**31 - 1))
                 return cls(
                     index=index,
                     name=name,
-                    replicas=int(spec.get("replicas") or 0),
-                    least=int(spec.get("minReplicas") or 0),
-                    most=int(spec.get("maxReplicas", 2**31 - 1)),
+                    replicas=min(max(int(spec.get("replicas") or 0), least), most),
+                    least=least,
+                    most=most,
                     num_hosts=int(spec.get("numOfHosts") or 1),
                     is_suspended=bool(spec.get("suspend")),
                     listed=tuple((spec.get("scaleStrategy") or {}).get("workersToDelete") or ()),

@@ -183,15 +183,18 @@ class Shortlist:
         return (producer.ref, consumer.ref) in self._candidates.linked and _may_pair(producer, consumer)
 
 
-def why_no_pair(candidates: WorkerRanking, request: RoutingRequest) -> tuple[str, bool]:
+def why_no_pair(candidates: WorkerRanking, request: RoutingRequest, *, mixed_pairs: bool) -> tuple[str, bool]:
     """Return (reason, whether waiting may help): why no prefill worker can be paired with a decode worker for the
     request's model and lane, as text.
 
-    Waiting may help when the link between the workers of some pair has not failed a test yet.
+    Waiting may help when the link between the workers of some pair has not failed a test yet. `mixed_pairs`: as in
+    `Routing`; where it is False, a pair of two mixed workers does not count.
     """
     consumers = list(candidates.decode_workers(request.model, request.lane))
     producers = candidates.prefill_workers(request.model, request.lane)
-    pairs = [(p.ref, d.ref) for p in producers for d in consumers if _may_pair(p, d)]
+    pairs = [
+        (p.ref, d.ref) for p in producers for d in consumers if _may_pair(p, d) and (mixed_pairs or p.pool != d.pool)
+    ]
     if not pairs:
         return "no worker of the same model build", False
     if all(pair in candidates.refused for pair in pairs):
@@ -203,12 +206,14 @@ def pick_migration_target(candidates: WorkerRanking, model: str, lane: Lane, sou
     """Return the least loaded decode worker of `model` to which the worker `source` may migrate sequences of `lane`;
     None when there is none.
 
-    A worker is left out when its link from `source` has failed a test. Whether the target has free blocks is not
-    checked here: it rejects the migration itself.
+    A worker is left out when it has another fingerprint than `source`, or when its link from `source` has failed a
+    test. Whether the target has free blocks is not checked here: it rejects the migration itself.
     """
+    fingerprint = candidates.fingerprint(source)
     with closing(candidates.decode_workers(model, lane)) as consumers:
         for consumer in consumers:
-            if consumer.ref != source and (source, consumer.ref) not in candidates.unlinked:
+            is_alike = consumer.ref != source and fingerprint in (None, consumer.fingerprint)
+            if is_alike and (source, consumer.ref) not in candidates.unlinked:
                 return consumer.ref
     return None
 

@@ -32,16 +32,20 @@ class Routing:
 
     `policy`: how the best worker is chosen. `links`: the measured bandwidths between workers, which may change later.
     `remote_prefix`: whether workers may fetch prefixes from each other's caches where that costs less than computing
-    them.
+    them. `mixed_pairs`: whether a mixed worker may compute a prompt for another one; False where such pairs are never
+    tested.
     """
 
     policy: RoutingPolicy = "cost"
     links: LinkBandwidth = field(default_factory=LinkBandwidth)
     remote_prefix: bool = True
+    mixed_pairs: bool = True
 
 
 BUSY = NoPlacement("every worker has as many queued prompt tokens as it accepts", may_pass=True)
 """Only a report of a worker that computes prompts can change this result."""
+NO_SEAT = NoPlacement("every decode worker runs as many sequences as it may", may_pass=True)
+"""A report of a worker that decodes can change this result, and so can one of a worker that computes prompts."""
 WORTH_WAITING = NoPlacement("waiting for a busy worker costs less than using a free one", may_pass=True)
 BY_COST = Routing()
 
@@ -69,7 +73,7 @@ def place(
         return search.local()
     if mode == "auto" and routing.policy == "cost":
         return search.either()
-    split = search.split(allow_mixed_pairs=mode == "strict")
+    split = search.split(allow_mixed_pairs=mode == "strict" and routing.mixed_pairs)
     if isinstance(split, Placement) or split.may_pass:
         return split
     if _is_split_possible(candidates, request, excluded):
@@ -95,7 +99,7 @@ class _PlacementSearch:
         producers = self._shortlist.prefill_workers()
         if not producers:
             return self._why_no_pair()
-        return _finalize(_seated(self._priced(producers), self._request), self._request)
+        return _finalize_seated(self._priced(producers), self._request)
 
     def local(self) -> Placement | NoPlacement:
         """Return the best placement on a single worker, or why there is none now."""
@@ -115,7 +119,7 @@ class _PlacementSearch:
         if not producers:
             return _fallback(self.local(), problem or self._why_no_pair())
         priced = self._priced([*producers, *self._shortlist.mixed_workers()])
-        placed = _finalize(_seated(priced, self._request), self._request)
+        placed = _finalize_seated(priced, self._request)
         if isinstance(placed, NoPlacement) or placed.picked is None:
             return placed
         others = [offer for offer in priced if offer.is_local is placed.is_remote]
@@ -137,13 +141,13 @@ class _PlacementSearch:
         return None
 
     def _why_no_pair(self) -> NoPlacement:
-        return NoPlacement(*why_no_pair(self._candidates, self._request))
+        return NoPlacement(*why_no_pair(self._candidates, self._request, mixed_pairs=self._routing.mixed_pairs))
 
     # ---- policies other than cost
 
     def _split_by_order(self) -> Placement | NoPlacement:
         consumers = self._ordered(self._candidates.decode_workers(self._request.model, self._request.lane), decode_cost)
-        is_busy = False
+        is_busy = lacks_seat = False
         for producer in self._ordered(
             self._candidates.prefill_workers(self._request.model, self._request.lane), prefill_cost
         ):
@@ -155,7 +159,9 @@ class _PlacementSearch:
                 if is_linked and producer.fingerprint == consumer.fingerprint:
                     if consumer.has_seat(self._request.lane):
                         return Placement(producer.ref, consumer.ref)
-                    is_busy = True
+                    lacks_seat = True
+        if lacks_seat:
+            return NO_SEAT
         return BUSY if is_busy else self._why_no_pair()
 
     def _local_by_order(self) -> Placement | NoPlacement:
@@ -168,10 +174,14 @@ class _PlacementSearch:
         return ordered(self._routing.policy, list(workers), self._request, load)
 
 
-def _seated(offers: Sequence[PairCost], request: RoutingRequest) -> list[PairCost]:
-    """Return the placements whose decode worker has a seat. A decode worker without one refuses KV from another worker,
-    so the request had better wait at the gateway."""
-    return [offer for offer in offers if offer.decode.worker.has_seat(request.lane)]
+def _finalize_seated(offers: Sequence[PairCost], request: RoutingRequest) -> Placement | NoPlacement:
+    """Return what `_finalize` returns for the placements whose decode worker has a seat; NO_SEAT if only such a seat is
+    lacking. A decode worker without one refuses KV from another worker, so the request had better wait at the
+    gateway."""
+    seated = [offer for offer in offers if offer.decode.worker.has_seat(request.lane)]
+    if any(offer.prefill.is_accepted for offer in seated) or not any(offer.prefill.is_accepted for offer in offers):
+        return _finalize(seated, request)
+    return NO_SEAT
 
 
 def _finalize(offers: Sequence[PairCost], request: RoutingRequest) -> Placement | NoPlacement:

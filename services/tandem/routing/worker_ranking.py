@@ -131,27 +131,34 @@ class WorkerRanking:
         self._by_model: dict[str, dict[Lanes, _WorkerGroup]] = {}
         """Without empty groups."""
         self._keys: dict[WorkerRef, _GroupKey] = {}
+        self._fingerprints: dict[WorkerRef, str] = {}
+        """Of draining workers too."""
 
     def put(self, get_view: ViewGetter) -> None:
-        """Add the worker that the function `get_view` returns, or update it after a change of its load; a draining
-        worker is removed.
+        """Add the worker that the function `get_view` returns, or update it after a change of its load; of a draining
+        worker only the fingerprint stays.
 
         `get_view` must return the worker's current view at any time: between calls of `put` its load may rise but not
         fall, and its model and lanes stay the same. Its pool never changes.
         """
         view = get_view()
+        self._fingerprints[view.ref] = view.fingerprint
         if view.load.draining:
-            self.remove(view.ref)
+            self._leave(view.ref)
             return
         key = _GroupKey(view.model, view.lanes)
         if self._keys.get(view.ref) != key:
-            self.remove(view.ref)
+            self._leave(view.ref)
             self._keys[view.ref] = key
             self._by_model.setdefault(view.model, {}).setdefault(view.lanes, _WorkerGroup())
         self._by_model[view.model][view.lanes].put(view, get_view)
 
     def remove(self, ref: WorkerRef) -> None:
         """Remove the worker `ref`, which takes no new work; does nothing when it is unknown."""
+        self._fingerprints.pop(ref, None)
+        self._leave(ref)
+
+    def _leave(self, ref: WorkerRef) -> None:
         key = self._keys.pop(ref, None)
         if key is not None:
             groups = self._by_model[key.model]
@@ -191,18 +198,26 @@ class WorkerRanking:
             return None
         return self._by_model[model][key.lanes].workers[ref].get_view()
 
+    def fingerprint(self, ref: WorkerRef) -> str | None:
+        """Return the fingerprint of a worker, which may be draining; None where it is unknown."""
+        return self._fingerprints.get(ref)
+
     def serves(self, model: str, lane: Lane, ref: WorkerRef) -> bool:
         """Return whether the worker `ref` serves `model` and `lane`; False where it is unknown or left out by
         `without`."""
         key = self._keys.get(ref)
         return key is not None and key.model == model and lane in key.lanes and ref not in self._absent
 
+    def workers(self, model: str, lane: Lane) -> list[WorkerView]:
+        """Return all workers of `model` that serve `lane`, in no particular order."""
+        groups = self._groups(model, lane)
+        views = (worker.get_view() for group in groups for worker in group.workers.values())
+        return [view for view in views if view.ref not in self._absent]
+
     def prefillers(self, model: str, lane: Lane) -> list[WorkerView]:
         """Return all workers of `model` that serve `lane` and compute prompts, prefill and mixed workers, in no
         particular order."""
-        groups = self._groups(model, lane)
-        views = (worker.get_view() for group in groups for worker in group.workers.values())
-        return [view for view in views if view.prefills and view.ref not in self._absent]
+        return [view for view in self.workers(model, lane) if view.prefills]
 
     def views(self) -> Iterator[WorkerView]:
         """Yield all workers, of all models and lanes, in no particular order."""

@@ -75,7 +75,9 @@ def length_at(lengths: Lengths, at: float) -> int:
     match lengths:
         case LogNormal(median, sigma, low, high):
             normal = NormalDist().inv_cdf(max(at, 2.0**-54))
-            return round(min(max(median * math.exp(sigma * normal), low), high))
+            # Above this exponent every length is `high`, and a far greater one would overflow.
+            exponent = min(sigma * normal, math.log(2 * MAX_TOKENS))
+            return round(min(max(median * math.exp(exponent), low), high))
         case Quantiles(points):
             index = bisect_right(points, at, key=lambda point: point[0]) - 1
             (start, low), (end, high) = points[index], points[index + 1]

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from tandem.admission.tenant import OPEN
 from tandem.core.config import TransferConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import WorkerId, WorkerRef
 from tandem.core.link import LinkReport
+from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.gauges import watch_links
 from tandem.gateway.workers import worker_link
 from tandem.obs.metrics.instruments import TRANSFER_LINKS
@@ -48,6 +50,27 @@ async def test_a_refused_pair_falls_back_and_the_path_names_the_reason(rig: Rig)
     request = await rig.running()
     assert request.path == "remote"
     request.close()
+
+
+async def test_mixed_workers_whose_links_are_refused_run_requests_alone(rig: Rig) -> None:
+    """Two mixed workers share no requests outside of strict mode, so their untested pair is not waited for."""
+    prefill, first, second = await rig.add("p", "prefill"), await rig.add("m", "mixed"), await rig.add("n", "mixed")
+    await until(lambda: len(rig.fleet.pairs.linked) == 2)
+    for worker in (first, second):
+        worker.links = [report(prefill.ref, SLOW, refused=True)]
+    await until(lambda: len(rig.fleet.pairs.refused) == 2)
+    request = await rig.running()
+    assert request.path == "fallback;reason=no_link_between_the_workers_meets_the_requirements"
+    request.close()
+
+
+async def test_a_strict_request_does_not_wait_for_a_pair_that_is_never_tested(start_rig: StartRig) -> None:
+    rig = await start_rig(no_worker_wait_s=0.1)
+    await rig.add("m", "mixed"), await rig.add("n", "mixed")
+    await until(lambda: len(rig.fleet.views()) == 2)
+    caller = RequestContext(request_id="r", received_at=0.0, tenant=OPEN, disaggregation="strict", timeout_s=3.0)
+    with pytest.raises(TandemError, match="no prefill worker"):
+        await collect(await rig.open(caller))
 
 
 async def test_in_strict_mode_a_refused_pair_makes_the_gateway_unready(start_rig: StartRig) -> None:

@@ -205,6 +205,18 @@ def test_a_request_whose_decode_worker_has_just_refused_keeps_its_place_at_share
     assert q.sent(REFUSAL_BACKOFF_S) == ["i p", "b p"]
 
 
+def test_a_request_without_a_seat_goes_on_when_a_decode_worker_reports_one() -> None:
+    full = replace(worker("d", ALL_LANES, replace(FREE, num_running=4), "decode"), max_num_seqs=4)
+    q = Queue(worker("p", ALL_LANES, FREE, "prefill"), full)
+    q.admit("a", Lane.INTERACTIVE)
+    assert q.sent() == [] and "sequences" in q.queue.why("m", Lane.INTERACTIVE, 0.0)
+    assert not q.queue.may_go_on(replace(full, load=replace(full.load, num_free_blocks=1001)))
+    freed = replace(full, load=replace(full.load, num_running=3))
+    assert q.queue.may_go_on(freed)
+    q.put(freed)
+    assert q.sent() == ["a p"]
+
+
 def test_a_request_that_waits_is_searched_once_however_many_of_other_lanes_are_placed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -128,6 +128,30 @@ def test_a_deadline_that_only_a_prefix_makes_possible_is_accepted() -> None:
     assert rig.waiting.admit(request(), 0.0, timeout_s=0.1, hashes=HASHES).leaves is None
 
 
+@pytest.mark.parametrize(
+    ("mode", "busy", "is_rejected"),
+    [
+        ("prefer", P1, True), ("strict", P1, True),
+        ("off", P1, False), ("auto", P1, False),  # it may run on the decode worker alone
+        ("prefer", worker("m1", "mixed"), False),  # there is no prefill worker
+    ],
+)  # fmt: skip
+def test_the_first_token_is_expected_of_the_workers_that_may_compute_the_prompt(
+    mode: Disaggregation, busy: WorkerView, is_rejected: bool
+) -> None:
+    rig, tenant = (
+        Rig(replace(busy, load=replace(busy.load, num_queued_tokens=5000)), D1),
+        replace(OPEN, disaggregation=mode),
+    )
+    if is_rejected:
+        with pytest.raises(TandemError) as missed:
+            rig.waiting.admit(request(), 0.0, tenant, timeout_s=1.0)
+        assert missed.value.kind is ErrorKind.SLO_MISS
+    else:
+        rig.waiting.admit(request(), 0.0, tenant, timeout_s=1.0)
+        assert rig.next().placement.prefill == D1.ref
+
+
 def test_a_worker_that_would_reject_the_prompt_accepts_the_uncached_part() -> None:
     load = replace(P1.load, lane_tokens=(500,) * 3, lane_longest=(400,) * 3, num_horizon_tokens=150)
     full = replace(P1, load=load)

@@ -71,6 +71,20 @@ def test_it_does_not_shrink_while_kuberay_is_behind() -> None:
         assert step.replicas == 3 and not step.drain and not step.changes(group(3))
 
 
+def test_it_shrinks_although_its_number_exceeds_a_maximum_that_was_lowered() -> None:
+    """KubeRay keeps the numbers of pods within the bounds, whatever `replicas` says."""
+    spec = {"groupName": "g", "replicas": 6, "minReplicas": 1, "maxReplicas": 4}
+    view = GroupView.of({"spec": {"workerGroupSpecs": [spec]}}, "g")
+    assert view is not None and view.replicas == 4
+    step = next_step(view, [busy(name) for name in "abcd"], 2)
+    assert step.drain == ("a",)
+    empty = leaving("a", is_empty=True)
+    step = next_step(view, [empty, busy("b"), busy("c"), busy("d")], 2)
+    assert (step.replicas, step.listed) == (3, ("a",)) and step.changes(view)
+    raised = GroupView.of({"spec": {"workerGroupSpecs": [{**spec, "replicas": 0, "minReplicas": 2}]}}, "g")
+    assert raised is not None and raised.replicas == 2
+
+
 def test_pods_without_workers_go_first_but_for_the_spare_ones() -> None:
     young = [PodView(name=name, num_jobs=None, is_starting=True) for name in "yz"]
     assert next_step(group(4), [busy("a"), busy("b"), *young], 3).drain == ("y",)

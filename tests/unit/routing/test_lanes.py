@@ -19,7 +19,7 @@ from tandem.routing.candidates import NUM_BY_HITS, pick_migration_target
 from tandem.routing.pd_pairs import PairRegistry
 from tandem.routing.placement import NoPlacement, Placement
 from tandem.routing.prefix_index import PrefixHit
-from tandem.routing.router import BUSY, WORTH_WAITING, Routing, place
+from tandem.routing.router import BUSY, NO_SEAT, WORTH_WAITING, Routing, place
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import WorkerView
@@ -145,6 +145,18 @@ def test_a_sequence_migrates_only_to_a_worker_of_its_lane(lane: Lane, expected: 
     assert pick_migration_target(all_linked(source, other), "m", lane, source.ref) is None
 
 
+def test_a_sequence_migrates_only_to_a_worker_of_its_build() -> None:
+    """Also from a draining worker, which is not ranked any more, as in an upgrade to another build."""
+    source, new = worker("s", "decode"), replace(worker("n", "decode"), fingerprint="g")
+    for leaving in (source, replace(source, load=replace(source.load, draining=True))):
+        ranking = all_linked(leaving, new, worker("o", "decode", num_running=9))
+        found = pick_migration_target(ranking, "m", Lane.BATCH, source.ref)
+        assert found is not None and found.id == "o"
+        assert pick_migration_target(all_linked(leaving, new), "m", Lane.BATCH, source.ref) is None
+        ranking.remove(source.ref)
+        assert ranking.fingerprint(source.ref) is None
+
+
 def test_a_prefix_is_read_from_a_worker_of_another_lane() -> None:
     held, own = worker("b", "mixed", BATCH), worker("i", "mixed", URGENT)
     request = RoutingRequest("m", num_prompt=16_000, mode="off", hits={held.ref: PrefixHit(900, 900)})
@@ -226,15 +238,15 @@ def test_a_request_waits_while_no_decode_worker_has_a_seat_for_its_lane(
     def outcome(lane: Lane, *decoders: WorkerView) -> str:
         return placed(lane, *decoders, mode=mode, policy=policy)
 
-    assert outcome(Lane.BATCH, seated("d", 2, 1, 1)) == BUSY.reason
+    assert outcome(Lane.BATCH, seated("d", 2, 1, 1)) == NO_SEAT.reason
     assert outcome(Lane.BATCH, seated("d", 2, 1, 0)) == "d"
-    assert outcome(Lane.BATCH, seated("d", 2, 1, 0, num_inflight=1)) == BUSY.reason
+    assert outcome(Lane.BATCH, seated("d", 2, 1, 0, num_inflight=1)) == NO_SEAT.reason
     assert outcome(Lane.INTERACTIVE, seated("d", 3, 1, 0)) == "d", "a less urgent sequence yields"
-    assert outcome(Lane.INTERACTIVE, seated("d", 4, 0, 0)) == BUSY.reason
+    assert outcome(Lane.INTERACTIVE, seated("d", 4, 0, 0)) == NO_SEAT.reason
     assert outcome(Lane.BATCH, replace(seated("d", 9), max_num_seqs=0)) == "d", "the number of seats is not known"
 
 
 def test_of_many_decode_workers_those_with_a_seat_are_found() -> None:
     urgent = [seated(f"u{number}", 4) for number in range(30)]
     assert placed(Lane.INTERACTIVE, *urgent, seated("z", 1, 0, 4)) == "z", "its ranking is the last"
-    assert placed(Lane.INTERACTIVE, *urgent) == BUSY.reason
+    assert placed(Lane.INTERACTIVE, *urgent) == NO_SEAT.reason

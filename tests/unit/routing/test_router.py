@@ -19,7 +19,7 @@ from tandem.routing.cost import price
 from tandem.routing.link_bandwidth import LinkBandwidth
 from tandem.routing.picker import margin_s
 from tandem.routing.placement import NoPlacement, Placement
-from tandem.routing.router import BUSY, place
+from tandem.routing.router import BUSY, Routing, place
 from tandem.routing.routing_request import RoutingRequest
 from tandem.routing.worker_ranking import WorkerRanking
 from tandem.routing.worker_view import WorkerView, decode_cost, local_cost, prefill_cost
@@ -80,6 +80,20 @@ M1, M2 = worker("m1", "mixed"), worker("m2", "mixed")
 )  # fmt: skip
 def test_placement(cluster: WorkerRanking, policy: str, expected: str) -> None:
     assert chosen(place(cluster, RoutingRequest("m", mode=policy))) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "mode", "expected"),
+    [
+        (view(P1, M1, M2, unlinked="p1-m1 p1-m2"), "prefer", "m1-m1 fallback;reason=no_link_between_the_workers"),
+        (view(P1, M1, M2, unlinked="p1-m1"), "prefer", "none: no link between the workers, may pass: True"),
+        (view(M1, M2), "strict", "none: no prefill worker, may pass: False"),
+    ],
+)
+def test_a_pair_of_mixed_workers_that_is_never_tested_is_not_waited_for(
+    cluster: WorkerRanking, mode: Disaggregation, expected: str
+) -> None:
+    assert chosen(place(cluster, RoutingRequest("m", mode=mode), routing=Routing(mixed_pairs=False))) == expected
 
 
 def test_an_excluded_worker_is_waited_for_before_falling_back() -> None:

@@ -66,3 +66,9 @@ def test_other_impossible_values_are_refused() -> None:
     for pair in [(0, 4), (4, 3), (1, MAX_TOKENS + 1)]:
         with pytest.raises(ValueError, match="range"):
             require(pair)
+
+
+def test_a_wide_log_normal_distribution_ends_at_its_bounds() -> None:
+    """A sigma in tokens is a likely mistake, and must not end a long run at a rare length."""
+    wide = LogNormal(600.0, 200.0, 16, 8000)
+    assert [length_at(wide, at) for at in (0.0, 1e-6, 0.5, 1 - 1e-6, 1 - 2.0**-53)] == [16, 16, 600, 8000, 8000]

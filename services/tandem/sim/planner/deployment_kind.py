@@ -63,8 +63,11 @@ class DeploymentKind:
         if (reason := why_never(specs[0], specs[-1], found, slo, percentile)) is not None:
             return reason
         if self.kind == "mixed":
-            return (least_workers(specs[0], specs[0], found, slo),)
-        return least_workers(specs[0], None, found, slo), least_workers(None, specs[1], found, slo)
+            return (least_workers(specs[0], specs[0], found, slo, percentile),)
+        return (
+            least_workers(specs[0], None, found, slo, percentile),
+            least_workers(None, specs[1], found, slo, percentile),
+        )
 
     def __str__(self) -> str:
         degrees = "+".join(map(str, self.degrees))

@@ -146,7 +146,7 @@ def _missed(misses: Sequence[Miss]) -> str:
 
 def _miss(miss: Miss) -> str:
     if miss.target_s is None:
-        return f"{miss.share:.1%} of {miss.group} not served"
+        return f"{miss.share:.1%} of {miss.group} not served ({miss.errors})"
     if miss.value_s is None:
         return f"{miss.measure} of {miss.group} too long for {miss.share:.0%} when it was given up"
     return f"{miss.measure} of {miss.group} {time(miss.value_s)} ({miss.share:.1%} too long)"

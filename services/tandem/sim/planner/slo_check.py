@@ -21,8 +21,9 @@ class Miss:
     """A missed target: more requests or gaps of the class `group` than allowed are later than `target_s`.
 
     `measure`: "TTFT" or "ITL". `value_s`: the percentile in seconds; None when the run was aborted before it was known
-    or requests were not served. `target_s`: the target in seconds; None when requests were not served and there is no
-    TTFT target. `share`: the share of the class's requests or gaps above the target.
+    or requests were not served. `target_s`: the target in seconds; None when more requests were not served than may be
+    late. `share`: the share of the class's requests or gaps above the target. `errors`: the errors of the requests that
+    were not served, as text.
     """
 
     group: str
@@ -30,6 +31,7 @@ class Miss:
     value_s: float | None
     target_s: float | None
     share: float
+    errors: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,9 @@ class SloTarget:
             late, late_gaps = allowed[name]
             if group.num_late > late + 1e-9:
                 value = self._percentile(group.ttft) if is_whole and not group.errors and group.ttft.count else None
-                found.append(Miss(name, "TTFT", value, self.slo.ttft_s, group.num_late / group.num_requests))
+                target_s = self.slo.ttft_s if group.errors.total() <= late + 1e-9 else None
+                share, errors = group.num_late / group.num_requests, ", ".join(sorted(group.errors))
+                found.append(Miss(name, "TTFT", value, target_s, share, errors))
             if group.num_late_gaps > late_gaps + 1e-9:
                 value = self._percentile(group.itl) if is_whole else None
                 found.append(Miss(name, "ITL", value, self.slo.itl_s, group.num_late_gaps / group.itl.count))

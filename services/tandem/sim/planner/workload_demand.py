@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tandem.core.slo import Slo
@@ -59,10 +60,6 @@ class WorkloadDemand:
     def decode(self) -> StepFeatures:
         return _sum(need.decode for need in self.needs)
 
-    @property
-    def whole(self) -> StepFeatures:
-        return _sum((self.prefill, self.decode))
-
 
 def demand(requests: Sequence[ScheduledRequest], block_size: int, *, has_cache: bool) -> WorkloadDemand:
     """Return the demand of a workload: the tokens of each request, and the seconds over which the requests arrive.
@@ -79,24 +76,31 @@ def demand(requests: Sequence[ScheduledRequest], block_size: int, *, has_cache: 
     )
 
 
-def least_workers(prefill: WorkerSpec | None, decode: WorkerSpec | None, found: WorkloadDemand, slo: Slo) -> int:
+def least_workers(
+    prefill: WorkerSpec | None, decode: WorkerSpec | None, found: WorkloadDemand, slo: Slo, percentile: float
+) -> int:
     """Return a lower bound, at least 1, of the workers of one pool that compute the workload `found` within the targets
-    `slo`.
+    `slo`, which `percentile` percent of each class must meet.
 
     `prefill`: the kind of worker if the pool computes the prompts, else None. `decode`: the kind of worker if the pool
     computes the output tokens, else None; a pool of mixed workers has both. All work must be done between the first
-    arrival and the latest time that the targets allow after the last arrival. Work without a target is ignored. The
-    work is assumed to take as long as one step that computes all of it; in several steps it takes longer, because each
-    of them reads the weights again. Decode workers must also have enough KV blocks.
+    arrival and the latest time that the targets allow after the last arrival, except that of the requests that may be
+    late; these are assumed to be the most expensive ones of each class. Work without a target is ignored. The work is
+    assumed to take as long as one step that computes all of it; in several steps it takes longer, because each of them
+    reads the weights again. Decode workers must also have enough KV blocks.
     """
     bounds = [1]
     if prefill is not None and slo.ttft_s is not None:
-        bounds.append(_workers(prefill.step_time(found.prefill), found.lasts_s + slo.ttft_s))
+        needs = _in_time(found.needs, percentile, lambda need: prefill.step_time(need.prefill))
+        bounds.append(_workers(prefill.step_time(_sum(need.prefill for need in needs)), found.lasts_s + slo.ttft_s))
     if decode is not None and slo.itl_s is not None:
         ends_s = found.lasts_s + _answer_s(found, slo)
-        work = found.decode if prefill is None else found.whole
-        bounds.append(_workers(decode.step_time(work), ends_s))
-        bounds.append(_workers(_held(decode, found) / (decode.num_blocks * decode.layout.block_size), ends_s))
+        works = {need: need.decode if prefill is None else _sum((need.prefill, need.decode)) for need in found.needs}
+        needs = _in_time(found.needs, percentile, lambda need: decode.step_time(works[need]))
+        bounds.append(_workers(decode.step_time(_sum(works[need] for need in needs)), ends_s))
+        needs = _in_time(found.needs, percentile, lambda need: _held(decode, need))
+        held = sum(_held(decode, need) for need in needs)
+        bounds.append(_workers(held / (decode.num_blocks * decode.layout.block_size), ends_s))
     return max(bounds)
 
 
@@ -133,9 +137,22 @@ def _answer_s(found: WorkloadDemand, slo: Slo) -> float:
     return (slo.ttft_s or math.inf) + longest * (slo.itl_s or math.inf)
 
 
-def _held(spec: WorkerSpec, found: WorkloadDemand) -> float:
-    """Return the token seconds of KV that all requests hold, each for the time that it decodes without other load."""
-    return sum(need.num_fresh * (need.num_output - 1) * spec.step_time(_token(need)) for need in found.needs)
+def _held(spec: WorkerSpec, need: Need) -> float:
+    """Return the token seconds of KV that a request holds while it decodes without other load."""
+    return need.num_fresh * (need.num_output - 1) * spec.step_time(_token(need))
+
+
+def _in_time(needs: Iterable[Need], percentile: float, cost: Callable[[Need], float]) -> list[Need]:
+    """Return the requests without those that may be late: of each class the share above `percentile` percent with the
+    greatest `cost`."""
+    classes: defaultdict[str, list[Need]] = defaultdict(list)
+    for need in needs:
+        classes[need.group].append(need)
+    out: list[Need] = []
+    for members in classes.values():
+        members.sort(key=cost)
+        out += members[: len(members) - int((1 - percentile / 100) * len(members) + 1e-9)]
+    return out
 
 
 def _token(need: Need) -> StepFeatures:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from tandem.core.config import Pool
@@ -143,8 +143,8 @@ class GroupReport:
 class PoolReport:
     """Report of the workers of one pool that serve the same lanes.
 
-    - `lanes`: labels of these lanes; empty for all lanes.
-    - `utilisation`: mean share of the run during which a worker of the pool computed.
+    - `lanes`: labels of these lanes; empty for all lanes. `num_workers`: all workers that there were during the run.
+    - `utilisation`: mean share of its time in the run during which a worker of the pool computed.
     - `prefill_rate`, `decode_rate`: prompt tokens and decoded tokens per second that the steps of all workers computed;
       `worker_rate`: the sum of both, per worker.
     - `mean_batch`: mean number of decoding sequences in a step.
@@ -173,6 +173,7 @@ class SimulationReport:
     - `cached_share`: share of prompt tokens that prefix caches served.
     - `kv_rate`: bytes of KV between workers; `busiest_link_share`: the used share of the busiest worker's link.
     - `groups`: all requests first, then one report for each class.
+    - `price_per_hour`: of all workers, on average over the run; 0 without prices.
     - `cost_per_million_output`, `cost_per_million_prompt`: each is the whole cost of the run divided by that kind of
       tokens, in the currency of the prices; None without prices.
     """
@@ -197,13 +198,19 @@ class SimulationReport:
     num_events: int
 
 
-def report(cluster: SimCluster, tally: LatencyStats) -> SimulationReport:
-    """Return the report of a run that has ended. Raises ValueError without requests."""
+def report(
+    cluster: SimCluster, tally: LatencyStats, shares: Mapping[SimWorker, float] | None = None
+) -> SimulationReport:
+    """Return the report of a run that has ended. Raises ValueError without requests.
+
+    `shares`: the share of the run's time during which each worker is paid for and counts in its pool; 1 for workers
+    that are left out."""
     if not tally.groups:
         raise ValueError("a report needs requests that have ended")
     whole = tally.all()
     wall_s = tally.ended_s - tally.began_s
-    price = sum(worker.spec.price_per_hour for worker in cluster.workers)
+    paid = {worker: (shares or {}).get(worker, 1.0) for worker in (*cluster.workers, *cluster.gone)}
+    price = sum(worker.spec.price_per_hour * share for worker, share in paid.items())
     return SimulationReport(
         num_requests=whole.num_requests,
         wall_s=wall_s,
@@ -217,7 +224,7 @@ def report(cluster: SimCluster, tally: LatencyStats) -> SimulationReport:
         busiest_link_share=_share(cluster.fabric.busiest_s, wall_s),
         errors=dict(sorted(whole.errors.items())),
         groups=(_group(ALL, whole), *(_group(name, tally.groups[name]) for name in sorted(tally.groups))),
-        pools=_pools(cluster.workers, wall_s),
+        pools=_pools(paid, wall_s),
         price_per_hour=price,
         cost_per_million_output=_cost(price, wall_s, whole.num_output),
         cost_per_million_prompt=_cost(price, wall_s, whole.num_prompt),
@@ -251,24 +258,25 @@ def _group(name: str, tally: GroupTally) -> GroupReport:
     )
 
 
-def _pools(workers: Sequence[SimWorker], wall_s: float) -> tuple[PoolReport, ...]:
-    by_kind: defaultdict[tuple[Pool, tuple[str, ...]], list[SimWorker]] = defaultdict(list)
-    for worker in workers:
-        by_kind[worker.spec.pool, lane_labels(worker.spec.lanes)].append(worker)
+def _pools(paid: Mapping[SimWorker, float], wall_s: float) -> tuple[PoolReport, ...]:
+    by_kind: defaultdict[tuple[Pool, tuple[str, ...]], dict[SimWorker, float]] = defaultdict(dict)
+    for worker, share in paid.items():
+        by_kind[worker.spec.pool, lane_labels(worker.spec.lanes)][worker] = share
     return tuple(_pool(pool, lanes, by_kind[pool, lanes], wall_s) for pool, lanes in sorted(by_kind))
 
 
-def _pool(pool: Pool, lanes: tuple[str, ...], workers: Sequence[SimWorker], wall_s: float) -> PoolReport:
+def _pool(pool: Pool, lanes: tuple[str, ...], workers: Mapping[SimWorker, float], wall_s: float) -> PoolReport:
+    paid_s = sum(workers.values()) * wall_s
     num_prefill = sum(w.num_prefill_tokens for w in workers)
     num_decode = sum(w.num_decode_tokens for w in workers)
     return PoolReport(
         pool=pool,
         lanes=lanes,
         num_workers=len(workers),
-        utilisation=_share(sum(w.busy_s for w in workers), len(workers) * wall_s),
+        utilisation=_share(sum(w.busy_s for w in workers), paid_s),
         mean_batch=_share(num_decode, sum(w.num_steps for w in workers)),
         prefill_rate=_share(num_prefill, wall_s),
         decode_rate=_share(num_decode, wall_s),
-        worker_rate=_share(num_prefill + num_decode, len(workers) * wall_s),
+        worker_rate=_share(num_prefill + num_decode, paid_s),
         num_preempted=sum(w.engine.num_preempted for w in workers),
     )

@@ -159,6 +159,15 @@ class AutoscaledCluster:
             for billed in self._billed
         ) / 3600  # fmt: skip
 
+    def paid_shares(self, until_s: float) -> dict[SimWorker, float]:
+        """Return, for each prefill and decode worker that has started, the share of the time up to `until_s` from the
+        decision to start it until its end."""
+        return {
+            billed.worker: max(0.0, min(billed.ended_s, until_s) - billed.began_s) / until_s
+            for billed in self._billed
+            if billed.worker is not None and until_s > 0
+        }
+
     # ---- one look
 
     def _look(self) -> float:
@@ -270,7 +279,8 @@ def simulate_elastic(
 
     cluster.run(requests, ended, sent=meter.sent, computed=meter.computed)
     cluster.check()
-    return ElasticRun(report(cluster, tally), tally, operator.gpu_hours(tally.ended_s), tuple(operator.moments))
+    whole = report(cluster, tally, operator.paid_shares(tally.ended_s))
+    return ElasticRun(whole, tally, operator.gpu_hours(tally.ended_s), tuple(operator.moments))
 
 
 def _workers(run: ElasticRun) -> str:
