@@ -14,7 +14,7 @@ import pytest
 
 from tandem.admission.tenant import Tenant
 from tandem.core.clock import SystemClock
-from tandem.core.config import GatewayConfig
+from tandem.core.config import Bytes, GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import TenantId
 from tandem.gateway.app import GatewayApp
@@ -231,23 +231,25 @@ class TwoTenants(AllowAll):
 class SlowClient(Client):
     """Announce a large body and send it byte by byte."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_bytes: int) -> None:
         super().__init__()
-        self.num_bytes = LARGE_BODY_BYTES + 1
+        self.num_bytes = num_bytes
 
     async def receive(self) -> dict[str, Any]:
         await asyncio.sleep(0.01)
         return {"type": "http.request", "body": b" ", "more_body": True}
 
 
+@pytest.mark.parametrize(("num_bytes", "limit"), [(LARGE_BODY_BYTES + 1, b"0.05"), (8 << 20, b"0.1")])
 async def test_a_large_body_that_arrives_slowly_loses_its_turn(
-    roomy: ScriptedDispatch, monkeypatch: pytest.MonkeyPatch
+    roomy: ScriptedDispatch, monkeypatch: pytest.MonkeyPatch, num_bytes: int, limit: bytes
 ) -> None:
     monkeypatch.setattr(openai_routes, "LARGE_BODY_S", 0.05)
-    app = GatewayApp(roomy, TwoTenants(), GatewayConfig())
+    app = GatewayApp(roomy, TwoTenants(), GatewayConfig(max_body=Bytes(8 << 20)))
     app.answers._large_bodies.refused_s = 0.0
-    client = SlowClient()
-    assert await complete(app, client) == 408 and b"did not arrive within 0.05 s" in client.sent[1]["body"]
+    client = SlowClient(num_bytes)
+    assert await complete(app, client) == 408
+    assert b"did not arrive within %b s" % limit in client.sent[1]["body"]
     assert app.answers._large_bodies.used == 0
 
 
