@@ -124,7 +124,7 @@ class CompletionStream:
             caller = replace(caller, session=body.user)
         if caller.disaggregation is None and body.disaggregation is not None:
             caller = replace(caller, disaggregation=body.disaggregation)
-        job, recording = jobs[0], self._recording
+        recording = self._recording
         try:
             dispatch.check_feasible(jobs, caller)
             for job in jobs:
@@ -135,8 +135,6 @@ class CompletionStream:
                 self._unclosed.append(stream)
                 self._usage_counter.admitted(len(job.prompt_tokens))
         except BaseException as error:
-            if isinstance(error, TandemError):
-                recording.refused(job, error)
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
 
@@ -372,7 +370,11 @@ class CompletionService:
         """Wait until a body of more than LARGE_BODY_BYTES may be read and tokenized, and return its turn, which the
         caller ends once the request is admitted or refused. Raises OVERLOADED where too many large bodies of the tenant
         wait already."""
-        return await self._large_bodies.begin(tenant.id, num_bytes)
+        try:
+            return await self._large_bodies.begin(tenant.id, num_bytes)
+        except TandemError as error:
+            self._recorder.measures.refused(tenant.lane, tenant.id, error)
+            raise
 
     def models(self, tenant: Tenant) -> list[ServedModel]:
         """Return the served models that a tenant may use."""

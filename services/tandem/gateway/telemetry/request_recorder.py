@@ -36,6 +36,9 @@ _DEADLINE_SLACK_S = 0.1
 """A disconnect counts as the client's deadline from this many seconds before the deadline on: the gateway counts the
 time to the deadline from the arrival of the request, so that the client's own timer fires first."""
 
+_REFUSALS = (429, 503)
+"""HTTP statuses of errors by which an admission is refused, besides those whose `reason` names a limit."""
+
 
 class RequestKind(NamedTuple):
     """Kind of a request by its body: `endpoint` is "chat" or "completion", `is_streamed` whether the response is a
@@ -96,13 +99,16 @@ class RequestRecorder:
         """Begin the recording of a request whose body was read, and yield the recording.
 
         `identity`: the gateway's own id of the request. An exception inside the `with` block ends the recording with
-        that error. Otherwise the recording stays open until the caller calls its `end`.
+        that error, and counts as a refusal where a limit or a lack of capacity is the reason. Otherwise the recording
+        stays open until the caller calls its `end`.
         """
         self._open[caller.tenant.id] += 1
         recording = RequestRecording(self, identity, kind, caller, self._targets.lane(kind.lane).itl_s or 0.0)
         try:
             yield recording
         except BaseException as error:
+            if isinstance(error, TandemError) and (error.reason or error.kind.http in _REFUSALS):
+                self.measures.refused(kind.lane, caller.tenant.id, error)
             recording.end(error, UsageCounter(1, recording.pace), is_complete=False)
             raise
 
@@ -163,9 +169,6 @@ class RequestRecording:
         self.placements.append(placement)
         recorder = self._recorder
         recorder.later(partial(recorder.measures.admitted, request.lane, self._caller.tenant.id))
-
-    def refused(self, request: Request, error: TandemError) -> None:
-        self._recorder.measures.refused(request.lane, self._caller.tenant.id, error)
 
     @property
     def timing(self) -> RequestTiming | None:
