@@ -90,9 +90,8 @@ class GuardedGateway:
 
     def __init__(self, rig: Rig, worker: ScriptedWorker, limits: HttpLimits) -> None:
         self.rig, self.worker = rig, worker
-        self.server = HttpServer(
-            GatewayApp(rig.dispatch, AllowAll(), rig.config), "127.0.0.1", 0, graceful_s=1.0, limits=limits
-        )
+        app = GatewayApp(rig.dispatch, AllowAll(), rig.config)
+        self.server = HttpServer(app, "127.0.0.1", 0, graceful_s=1.0, limits=limits, on_refusal=app.count_refusal)
         self.clients: list[Client] = []
 
     async def connect(self, request: bytes = b"", *, receive_buffer: int = 0) -> Client:
@@ -707,6 +706,12 @@ async def test_a_flood_of_connections_is_refused_and_passes(gateway: GuardedGate
     assert status == 503 and code(body) == "overloaded" and gateway.worker.jobs == []
     client = await gateway.connect(GET.replace(b"health", b"metrics"))
     assert b"\r\nretry-after: 1\r\nx-tandem-reject-reason: connections\r\n" in await client.read()
+    for client in gateway.clients:
+        client.leave()
+    await until(lambda: not gateway.connections())
+    _, exported = await gateway.send_request(LAST.replace(b"health", b"metrics"))
+    assert b'tandem_admissions_total{decision="refused",lane="",reason="connections",tenant=""} 2' in exported
+    assert b'tandem_http_responses_total{status="503"} 2' in exported
 
 
 async def test_probes_are_answered_among_too_many_connections(gateway: GuardedGateway) -> None:

@@ -103,8 +103,8 @@ class HttpLimits:
 
 class LimitedHttpProtocol(HttpToolsProtocol):
     """Handle one HTTP connection as uvicorn's protocol does, within HttpLimits: a request beyond a limit gets an error
-    response after the responses to earlier requests, and the connection is closed. `server`: the arguments of uvicorn's
-    own protocol.
+    response after the responses to earlier requests, and the connection is closed. `on_refusal`: called with the error
+    of each such response, which the application does not see. `server`: the arguments of uvicorn's own protocol.
 
     Requests are parsed one by one: the bytes after a request are kept unparsed until it is answered, so that a client
     may pipeline any number of requests. Several requests, at most _MAX_PARSED, are parsed together where the parser
@@ -116,9 +116,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     response. Uvicorn's keep-alive timer runs from the end of the last request and its response to the beginning of the
     next request; stray bytes between requests do not restart it."""
 
-    def __init__(self, limits: HttpLimits, **server: Any) -> None:
+    def __init__(
+        self, limits: HttpLimits, on_refusal: Callable[[TandemError], None] | None = None, **server: Any
+    ) -> None:
         super().__init__(**server)
         self._limits = limits
+        self._on_refusal = on_refusal
         self._is_refused = False
         self._address = ""  # of this side of the connection
         self._is_extra = False  # beyond `max_connections`: only probes are answered
@@ -462,6 +465,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _send_refusal(self, error: TandemError) -> None:
         self._unset_keepalive_if_required()
         self.transport.write(_response(error))
+        if self._on_refusal is not None:
+            self._on_refusal(error)
         if self.transport.can_write_eof():  # not with TLS
             self.transport.write_eof()
         if self._request_timer is not None:

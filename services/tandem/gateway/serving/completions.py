@@ -335,7 +335,8 @@ class CompletionService:
 
     `encoders`: NUM_ENCODERS threads that tokenize long prompts, which would stall the event loop; tenants take turns.
     `recorder`: makes the metrics and the record of each request. `now`: function that returns the time of the gateway's
-    clock. `grammars`: checks grammars; the owner of this service calls its `stop`."""
+    clock. `crowded`: function that counts a call refused because too many are open. `grammars`: checks grammars; the
+    owner of this service calls its `stop`."""
 
     def __init__(
         self,
@@ -363,6 +364,7 @@ class CompletionService:
         )
         self._recorder = recorder
         self.now = recorder.clock.now
+        self.crowded = recorder.measures.crowded
         self._output_specs = output_specs
         self.grammars = GrammarCheck()
 
