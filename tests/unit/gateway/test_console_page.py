@@ -77,6 +77,15 @@ class Page:
         }  # fmt: skip
 
 
+def answer(number: int, model: str) -> dict[str, Any]:
+    texts = ("id", "label", "trace", "path", "reason", "tenant", "error")
+    return {
+        **dict.fromkeys(texts, ""), "number": number, "model": model, "endpoint": "chat", "lane": "batch",
+        "outcome": "finished", "num_attempts": 1, "workers": [], "is_streamed": True, "num_prompt": 1,
+        "num_cached": 0, "num_output": 1, "at": 0, "total": 2, "ttft": 1, "itl": None, "gap": 0, "stages": [1, 1],
+    }  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with chromium() as browser:
@@ -105,3 +114,11 @@ def test_a_cleared_conversation_is_not_sent_with_the_next_message(page: Page) ->
         [{"role": "user", "content": "first"}],
         [{"role": "user", "content": "second"}],
     ]
+
+
+def test_after_a_restart_the_list_has_the_requests_of_the_new_gateway(page: Page) -> None:
+    page.answers = [answer(2, "old"), answer(1, "old")]
+    models = page.look.page.locator(".rows .row .who")
+    expect(models).to_have_text(["old", "old"])
+    page.life, page.answers = "gw-2", [answer(1, "new")]
+    expect(models).to_have_text(["new"])
