@@ -172,6 +172,18 @@ async def test_long_prompts_are_tokenized_by_a_thread(
     assert client.sent[0]["status"] == 200
 
 
+@pytest.mark.parametrize("field", ["content", "name", "tool_call_id", "reasoning_content"])
+async def test_a_chat_with_any_long_text_is_tokenized_by_a_thread(roomy: ScriptedDispatch, field: str) -> None:
+    """Templates may show any of them, and a long text would stall the event loop."""
+    message = {"role": "assistant", "content": "", field: "a" * 2001}
+    client = Client(json.dumps({"model": "tiny", "messages": [message]}).encode())
+    with RecordingExecutor() as executor:
+        recorder = RequestRecorder(SystemClock(), RequestMetrics(Metrics()))
+        answers = CompletionService(roomy, executor, recorder, OutputSpecFactory())
+        await OpenAIRoutes(answers, AllowAll(), 1 << 20, 10.0).chat(client.exchange())
+        assert executor.num_submitted == 1
+
+
 async def test_lifespan_is_answered(front: Any) -> None:
     messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
     sent: list[str] = []

@@ -302,8 +302,8 @@ class CompletionStream:
 
 def _num_chars(message: Mapping[str, Any]) -> int:
     """Estimate the characters of the prompt that a chat template makes of a message."""
-    num_content = len(message["content"]) + len(message.get("reasoning_content", ""))
-    return _MESSAGE_CHARS + num_content + _num_json_bytes(message.get("tool_calls"))
+    num_texts = sum(len(value) for value in message.values() if isinstance(value, str))
+    return _MESSAGE_CHARS + num_texts + _num_json_bytes(message.get("tool_calls"))
 
 
 def _num_json_bytes(value: Any) -> int:
