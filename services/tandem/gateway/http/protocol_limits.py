@@ -373,10 +373,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _check_body(self, due_at: float) -> None:
         """Refuse a request whose body arrives more slowly than `min_body_bytes_per_s`. Measure anew where this process
-        may be what delays the body: it does not read while earlier requests are unanswered or the application has not
-        taken the body, and it may have stood still with bytes unread, so that this timer fired late."""
+        may be what delays the body (`_delays_request`), or may have stood still with bytes unread, so that this timer
+        fired late."""
         limits, now = self._limits, self.loop.time()
-        if self._owes_answer() or self.flow.read_paused or now - due_at > _LATE_S:
+        if self._delays_request() or now - due_at > _LATE_S:
             self._await_body()
             return
         ahead_s = self._num_body_bytes / limits.min_body_bytes_per_s - (now - self._body_began_at)
@@ -404,8 +404,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _request_overdue(self) -> None:
         self._request_timer = None
-        if self._owes_answer() or self.flow.read_paused:
-            # The client waits for a response, or its body for the application, which reads large ones in turns.
+        if self._delays_request():
             self._await_request()
         elif self._has_begun:
             limit = self._limits.request_timeout_s
@@ -417,6 +416,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             )
         else:
             self.transport.abort()
+
+    def _delays_request(self) -> bool:
+        """Return whether the arriving request waits for this server: for the responses to earlier requests, or for the
+        application, which reads large bodies in turns. Until then bytes are left unread, and a client that expects `100
+        Continue` sends none."""
+        is_expected = not self._in_head and self.cycle.waiting_for_100_continue
+        return self._owes_answer() or self.flow.read_paused or is_expected
 
     def _owes_answer(self) -> bool:
         """Return whether a request before the arriving one has no complete response yet."""
