@@ -22,6 +22,7 @@ from tandem.gateway.output.text_stream import ChoiceEnd
 from tandem.gateway.serving.completions import NUM_ENCODERS
 from tandem.gateway.serving.echo import PromptScores
 from tandem.gateway.serving.merge import merge_streams
+from tandem.gateway.telemetry.request_record import MAX_ERROR_CHARS
 from tandem.gateway.telemetry.request_recorder import RequestKind
 from tandem.gateway.telemetry.token_timing import TokenTiming
 from tandem.gateway.telemetry.usage import UsageCounter
@@ -149,6 +150,16 @@ async def test_a_large_body_refused_before_it_is_read_counts_as_refused(
     assert seen.family("tandem.admissions").points == {("refused", "tokenization", "interactive", CALLER.tenant.id): 1}
     turn.end()
     (await waiting).end()
+
+
+async def test_a_record_keeps_the_beginning_of_an_error_that_quotes_much(seen: Watched) -> None:
+    """The console keeps many records, and a span that is too large takes a whole batch with it."""
+    with pytest.raises(TandemError):
+        await seen.complete(model="x" * 1_000_000)
+    (record,) = seen.records.taken
+    (span,) = seen.spans
+    assert record.error == span.status.description and record.error.startswith("the model 'xxx")
+    assert len(record.error) == MAX_ERROR_CHARS
 
 
 async def test_an_invalid_request_is_no_refusal(seen: Watched) -> None:

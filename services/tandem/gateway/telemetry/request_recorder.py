@@ -22,7 +22,14 @@ from tandem.gateway.context.interfaces import TokenStream
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.telemetry.deferred import DeferredCalls
 from tandem.gateway.telemetry.request_metrics import RequestMetrics
-from tandem.gateway.telemetry.request_record import CANCELLED, FINISHED, INTERNAL, RequestObserver, RequestRecord
+from tandem.gateway.telemetry.request_record import (
+    CANCELLED,
+    FINISHED,
+    INTERNAL,
+    MAX_ERROR_CHARS,
+    RequestObserver,
+    RequestRecord,
+)
 from tandem.gateway.telemetry.root_span import SpanFacts, end_root_span
 from tandem.gateway.telemetry.token_timing import TokenTiming
 from tandem.gateway.telemetry.usage import UsageCounter
@@ -229,7 +236,7 @@ class RequestRecording:
             tenant=self._caller.tenant.id,
             lane=self._kind.lane.label,
             outcome=outcome,
-            error=message,
+            error=message[:MAX_ERROR_CHARS],
             path=path,
             reason=why if path else getattr(error, "reason", ""),
             num_attempts=max((each.num_attempts for each in self.placements), default=0),
