@@ -111,6 +111,12 @@ class GatewayApp(RoutedApp):
         """Add routes. A path that an earlier route matches stays with that route."""
         self._router.routes.extend(routes)
 
+    def count_refusal(self, error: TandemError) -> None:
+        """Count a response by which the HTTP server refused a request before it reached this application."""
+        self._measures.responded(error.kind.http)
+        if error.reason == "connections":
+            self._measures.crowded()
+
     def warn_of(self, problem: Callable[[], str | None]) -> None:
         """Add `problem` to the functions whose results make up the `warning` of `/ready`. It returns a sentence, or
         None if nothing is wrong."""

@@ -236,7 +236,7 @@ def _http_servers(
     app: GatewayApp, config: GatewayConfig, limits: HttpLimits, tls: TlsFiles | None
 ) -> tuple[HttpServer, HttpServer | None]:
     """Return the server of `gateway.port`, and that of `gateway.metrics_port` if there is one."""
-    serve = partial(HttpServer, graceful_s=FLUSH_S, tls=tls)
+    serve = partial(HttpServer, graceful_s=FLUSH_S, tls=tls, on_refusal=app.count_refusal)
     server = serve(app, config.host, config.port, limits=limits)
     if config.metrics_port < 0:
         return server, None

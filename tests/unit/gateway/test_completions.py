@@ -19,8 +19,10 @@ from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.openai.request_schema import CompletionBody
 from tandem.gateway.output.text_stream import ChoiceEnd
+from tandem.gateway.serving.completions import NUM_ENCODERS
 from tandem.gateway.serving.echo import PromptScores
 from tandem.gateway.serving.merge import merge_streams
+from tandem.gateway.telemetry.request_record import MAX_ERROR_CHARS
 from tandem.gateway.telemetry.request_recorder import RequestKind
 from tandem.gateway.telemetry.token_timing import TokenTiming
 from tandem.gateway.telemetry.usage import UsageCounter
@@ -118,6 +120,52 @@ async def test_prompts_that_can_never_all_be_admitted_cause_one_refusal(
     assert [(record.outcome, record.reason) for record in seen.records.taken] == [("invalid_request", "concurrency")]
     refusals = seen.family("tandem.admissions").points
     assert refusals == {("refused", "concurrency", "interactive", CALLER.tenant.id): 1}
+
+
+@pytest.mark.parametrize(("prompt", "reason"), [("a", "no_worker"), ("a" * 9000, "tokenization")])
+async def test_a_request_refused_before_its_admission_counts_as_refused(
+    seen: Watched, dispatch: ScriptedDispatch, monkeypatch: pytest.MonkeyPatch, prompt: str, reason: str
+) -> None:
+    if reason == "no_worker":
+        dispatch.served = []
+    monkeypatch.setattr(seen.answers._encoding, "_max_waiting", 0)
+    turns = [asyncio.create_task(seen.answers._encoding.begin(CALLER.tenant.id)) for _ in range(NUM_ENCODERS)]
+    await asyncio.sleep(0)
+    with pytest.raises(TandemError):
+        await seen.complete(prompt=prompt)
+    assert seen.family("tandem.admissions").points == {("refused", reason, "interactive", CALLER.tenant.id): 1}
+    for turn in turns:
+        turn.cancel()
+
+
+async def test_a_large_body_refused_before_it_is_read_counts_as_refused(
+    seen: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seen.answers._large_bodies, "_max_waiting", 0)
+    turn = await seen.answers.begin_large(CALLER.tenant, 4 << 20)
+    waiting = asyncio.create_task(seen.answers.begin_large(CALLER.tenant, 1 << 20))
+    await asyncio.sleep(0)
+    with pytest.raises(TandemError):
+        await seen.answers.begin_large(CALLER.tenant, 1 << 20)
+    assert seen.family("tandem.admissions").points == {("refused", "tokenization", "interactive", CALLER.tenant.id): 1}
+    turn.end()
+    (await waiting).end()
+
+
+async def test_a_record_keeps_the_beginning_of_an_error_that_quotes_much(seen: Watched) -> None:
+    """The console keeps many records, and a span that is too large takes a whole batch with it."""
+    with pytest.raises(TandemError):
+        await seen.complete(model="x" * 1_000_000)
+    (record,) = seen.records.taken
+    (span,) = seen.spans
+    assert record.error == span.status.description and record.error.startswith("the model 'xxx")
+    assert len(record.error) == MAX_ERROR_CHARS
+
+
+async def test_an_invalid_request_is_no_refusal(seen: Watched) -> None:
+    with pytest.raises(TandemError, match="temperature"):
+        await seen.complete(temperature=9)
+    assert "tandem.admissions" not in [family.instrument.name for family in seen.metrics.collect()]
 
 
 async def test_a_merger_left_early_closes_its_sources() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from tandem.admission.tenant import Tenant
 from tandem.core.clock import SystemClock
-from tandem.core.config import GatewayConfig
+from tandem.core.config import Bytes, GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import TenantId
 from tandem.gateway.app import GatewayApp
@@ -172,6 +172,18 @@ async def test_long_prompts_are_tokenized_by_a_thread(
     assert client.sent[0]["status"] == 200
 
 
+@pytest.mark.parametrize("field", ["content", "name", "tool_call_id", "reasoning_content"])
+async def test_a_chat_with_any_long_text_is_tokenized_by_a_thread(roomy: ScriptedDispatch, field: str) -> None:
+    """Templates may show any of them, and a long text would stall the event loop."""
+    message = {"role": "assistant", "content": "", field: "a" * 2001}
+    client = Client(json.dumps({"model": "tiny", "messages": [message]}).encode())
+    with RecordingExecutor() as executor:
+        recorder = RequestRecorder(SystemClock(), RequestMetrics(Metrics()))
+        answers = CompletionService(roomy, executor, recorder, OutputSpecFactory())
+        await OpenAIRoutes(answers, AllowAll(), 1 << 20, 10.0).chat(client.exchange())
+        assert executor.num_submitted == 1
+
+
 async def test_lifespan_is_answered(front: Any) -> None:
     messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
     sent: list[str] = []
@@ -231,23 +243,25 @@ class TwoTenants(AllowAll):
 class SlowClient(Client):
     """Announce a large body and send it byte by byte."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_bytes: int) -> None:
         super().__init__()
-        self.num_bytes = LARGE_BODY_BYTES + 1
+        self.num_bytes = num_bytes
 
     async def receive(self) -> dict[str, Any]:
         await asyncio.sleep(0.01)
         return {"type": "http.request", "body": b" ", "more_body": True}
 
 
+@pytest.mark.parametrize(("num_bytes", "limit"), [(LARGE_BODY_BYTES + 1, b"0.05"), (8 << 20, b"0.1")])
 async def test_a_large_body_that_arrives_slowly_loses_its_turn(
-    roomy: ScriptedDispatch, monkeypatch: pytest.MonkeyPatch
+    roomy: ScriptedDispatch, monkeypatch: pytest.MonkeyPatch, num_bytes: int, limit: bytes
 ) -> None:
     monkeypatch.setattr(openai_routes, "LARGE_BODY_S", 0.05)
-    app = GatewayApp(roomy, TwoTenants(), GatewayConfig())
+    app = GatewayApp(roomy, TwoTenants(), GatewayConfig(max_body=Bytes(8 << 20)))
     app.answers._large_bodies.refused_s = 0.0
-    client = SlowClient()
-    assert await complete(app, client) == 408 and b"did not arrive within 0.05 s" in client.sent[1]["body"]
+    client = SlowClient(num_bytes)
+    assert await complete(app, client) == 408
+    assert b"did not arrive within %b s" % limit in client.sent[1]["body"]
     assert app.answers._large_bodies.used == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -21,7 +22,7 @@ from tandem.orchestration.phase_ledger import PhaseLedger
 from tandem.wire.channels import CHANNEL_OPTIONS
 from tandem.wire.gen import inference_pb2 as pb
 from tandem.wire.gen.inference_pb2_grpc import InferenceStub
-from tests.unit.gateway.conftest import HELLO, MUCH, NARROW, Endless, Front, grpc_refusal
+from tests.unit.gateway.conftest import HELLO, MUCH, NARROW, Endless, Front, ScriptedStream, grpc_refusal
 
 PATIENCE_S = 20.0
 METHODS = ["Chat", "StreamChat"]
@@ -81,6 +82,20 @@ def test_placement_reasons_are_sent_on_request(front: Front, stub: Any, method: 
         initial_metadata = dict(consume(stub, method, metadata=metadata).initial_metadata())
         assert initial_metadata.get("x-tandem-reasons") == expected
     assert front.dispatch.callers[-1].session == "s1"
+
+
+def test_the_reasons_of_many_prompts_fit_their_metadata(
+    front: Front, stub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond 8 KiB of metadata a client refuses the whole reply."""
+    reasons = {"prefill": "p1", "decode": "d1", "cost_ms": {f"part {number}": 123.456 for number in range(25)}}
+    monkeypatch.setattr(ScriptedStream, "reasons", reasons)
+    front.instant("Hi")
+    request = pb.CompleteRequest(model="tiny", prompt=[pb.Prompt(text="x")] * 64)
+    reply, call = stub.Complete.with_call(request, metadata=(("x-tandem-explain", "1"),))
+    given = json.loads(dict(call.initial_metadata())["x-tandem-reasons"])
+    assert len(reply.choices) == 64 and 5 < len(given) < 64 and given == [reasons] * len(given)
+    assert sum(32 + len(name) + len(value) for name, value in call.initial_metadata()) < 8192
 
 
 @pytest.mark.parametrize("label", ["", "with blank", "x" * 129])

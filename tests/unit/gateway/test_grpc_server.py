@@ -24,6 +24,7 @@ from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll, Authenticator, ServedModel
 from tandem.gateway.grpc.health import HealthService
 from tandem.gateway.grpc.server import GrpcServer
+from tandem.gateway.telemetry.request_metrics import RequestMetrics
 from tandem.gateway.tenants.authenticator import ApiKeyAuthenticator
 from tandem.gateway.tenants.tenants_file import parse_tenants
 from tandem.gateway.text.text_model import TextModel
@@ -235,8 +236,10 @@ async def test_a_client_that_takes_nothing_is_cut_off_and_its_request_cancelled(
 
 
 async def test_beyond_the_call_limit_earlier_calls_go_on_and_probes_are_answered(
-    make_text: Callable[..., TextModel], running_front: Front
+    make_text: Callable[..., TextModel], running_front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    counted: list[RequestMetrics] = []
+    monkeypatch.setattr(RequestMetrics, "crowded", lambda measures: counted.append(measures))
     async with serving(make_text, max_calls=2) as (_, dispatch, channel):
         gate = asyncio.Event()
         streams = [running_front.stream("Par", gate, "is", running_front.finished()) for _ in range(2)]
@@ -251,6 +254,7 @@ async def test_beyond_the_call_limit_earlier_calls_go_on_and_probes_are_answered
         assert refusal.value.code() is grpc.StatusCode.UNAVAILABLE
         trailers = dict(refusal.value.trailing_metadata())
         assert trailers["retry-after"] == "1" and trailers["x-tandem-reject-reason"] == "connections"
+        assert len(counted) == 1
         health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         assert health.status == SERVING
         gate.set()

@@ -18,12 +18,14 @@ from typing import Any
 import pytest
 import uvloop
 
+from tandem.admission.tenant import OPEN
 from tandem.core.config import Bytes
 from tandem.core.events import Finished, FinishReason, JobEvent, SampledToken, Token
 from tandem.core.ids import JobKey
 from tandem.core.request import Job
 from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll
+from tandem.gateway.http import openai_routes
 from tandem.gateway.http.host_header import AllowedHosts
 from tandem.gateway.http.monitoring_routes import PROBES
 from tandem.gateway.http.protocol_limits import HttpLimits, LimitedHttpProtocol
@@ -90,9 +92,8 @@ class GuardedGateway:
 
     def __init__(self, rig: Rig, worker: ScriptedWorker, limits: HttpLimits) -> None:
         self.rig, self.worker = rig, worker
-        self.server = HttpServer(
-            GatewayApp(rig.dispatch, AllowAll(), rig.config), "127.0.0.1", 0, graceful_s=1.0, limits=limits
-        )
+        self.app = app = GatewayApp(rig.dispatch, AllowAll(), rig.config)
+        self.server = HttpServer(app, "127.0.0.1", 0, graceful_s=1.0, limits=limits, on_refusal=app.count_refusal)
         self.clients: list[Client] = []
 
     async def connect(self, request: bytes = b"", *, receive_buffer: int = 0) -> Client:
@@ -573,6 +574,22 @@ async def test_expect_continue_is_answered_before_the_body(gateway: GuardedGatew
     assert b"HTTP/1.1 200 OK" in await client.read()
 
 
+async def test_a_client_is_not_late_with_a_body_that_the_gateway_has_not_asked_for(
+    open_gateway: OpenGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large body waits for its tenant's turn."""
+    monkeypatch.setattr(openai_routes, "LARGE_BODY_BYTES", 10)
+    gateway = await open_gateway(replace(HASTY, body_grace_s=0.1))
+    head, _, body = post(headers=b"expect: 100-continue\r\nconnection: close\r\n").partition(b"\r\n\r\n")
+    turn = await gateway.app.answers.begin_large(OPEN, 4 << 20)
+    client = await gateway.connect(head + b"\r\n\r\n")
+    await asyncio.sleep(0.5)
+    turn.end()
+    await client.read(b"100 Continue\r\n\r\n")
+    client.writer.write(body)
+    assert b"HTTP/1.1 200 OK" in await client.read()
+
+
 async def test_a_body_that_is_shorter_than_announced(hasty: GuardedGateway) -> None:
     status, body = await hasty.send_request(HEAD + b"content-length: 500\r\n\r\n" + b"{}")
     assert status == 408 and code(body) == "request_timeout"
@@ -707,6 +724,12 @@ async def test_a_flood_of_connections_is_refused_and_passes(gateway: GuardedGate
     assert status == 503 and code(body) == "overloaded" and gateway.worker.jobs == []
     client = await gateway.connect(GET.replace(b"health", b"metrics"))
     assert b"\r\nretry-after: 1\r\nx-tandem-reject-reason: connections\r\n" in await client.read()
+    for client in gateway.clients:
+        client.leave()
+    await until(lambda: not gateway.connections())
+    _, exported = await gateway.send_request(LAST.replace(b"health", b"metrics"))
+    assert b'tandem_admissions_total{decision="refused",lane="",reason="connections",tenant=""} 2' in exported
+    assert b'tandem_http_responses_total{status="503"} 2' in exported
 
 
 async def test_probes_are_answered_among_too_many_connections(gateway: GuardedGateway) -> None:

@@ -65,20 +65,22 @@ export class Chat {
     if (!text || this.running || byId("chat-send").disabled) return;
     if (!this.turns.length) this.talk.replaceChildren();
     this.text.value = "";
-    this.turns.push({ role: "user", content: text });
+    // Clear replaces the list while the answer to one of its messages streams.
+    const turns = this.turns;
+    turns.push({ role: "user", content: text });
     const answer = new Answer();
     this.talk.append(el("div", { class: "turn user" }, el("p", {}, text)), answer.node);
     this.follow(true);
     this.run(new AbortController());
     try {
       await this.stream(answer);
-      this.turns.push({ role: "assistant", content: answer.text });
+      turns.push({ role: "assistant", content: answer.text });
     } catch (error) {
       const isStopped = error.name === "AbortError";
       answer.fail(isStopped ? "stopped" : error.message, !isStopped);
       // A message without any answer is not sent again with the next one.
-      if (answer.text) this.turns.push({ role: "assistant", content: answer.text });
-      else this.turns.pop();
+      if (answer.text) turns.push({ role: "assistant", content: answer.text });
+      else turns.pop();
     }
     this.run(null);
     answer.end(this.stages);

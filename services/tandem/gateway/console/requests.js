@@ -37,7 +37,8 @@ export class Requests {
     const matching = answers.filter(({ outcome }) => !this.failed() || signOf(outcome) === "✕");
     const rows = matching.slice(0, NUM_ROWS);
     const longest = Math.max(...rows.map(({ total }) => total), 0);
-    sync(this.list, rows, ({ number }) => number, (row) => this.make(row), (parts, row) => {
+    // A gateway that has restarted numbers its requests from 1 on again.
+    sync(this.list, rows, ({ number }) => `${state.gateway.life} ${number}`, (row) => this.make(row), (parts, row) => {
       showBar(parts.bar, state.stages, row.stages, this.fits() ? row.total : longest);
     });
     this.rove();

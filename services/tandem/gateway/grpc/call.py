@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import grpc
@@ -21,6 +23,9 @@ MAX_MESSAGE, MAX_PATH = 1000, 200
 """Largest number of bytes of an error's message (MAX_MESSAGE) and of the path of the field at fault (MAX_PATH). They
 keep the metadata of an error below 8 KiB, beyond which clients refuse it at random: a byte of the message takes up to
 three as `grpc-message`, and the details repeat message and path."""
+MAX_REASONS = 6000
+"""Largest number of characters of `x-tandem-reasons`, which keeps the initial metadata of a reply below 8 KiB too; the
+reasons of one prompt have some 600."""
 DETAIL_TYPE = "type.googleapis.com/tandem.v1.ErrorDetail"
 
 
@@ -56,13 +61,14 @@ class GrpcCall:
 
     async def open(self, answer: CompletionStream) -> None:
         """Send the initial metadata, with the path, the router's reasons and the rate limits of `answer`; a second call
-        does nothing. Call this once the first part of the output was read, because `answer.path` is final only then."""
+        does nothing. Call this once the first part of the output was read, because `answer.path` is final only then. Of
+        many prompts only the first ones have their reasons there."""
         if self._opened:
             return
         self._opened = True
         metadata = {"x-request-id": self.request_id, "x-tandem-path": header_value(answer.path)}
         if answer.reasons is not None:
-            metadata["x-tandem-reasons"] = json.dumps(answer.reasons)
+            metadata["x-tandem-reasons"] = _reasons(answer.reasons)
         metadata |= answer.rate_limits
         await self._context.send_initial_metadata(tuple(metadata.items()))
 
@@ -80,6 +86,14 @@ class GrpcCall:
                 raise
             # The client disconnected before it received the status.
             raise asyncio.CancelledError from None
+
+
+def _reasons(of_prompts: Sequence[dict[str, object]]) -> str:
+    """Return the reasons of the first prompts, as many as fit into MAX_REASONS characters, as a JSON array."""
+    texts = [json.dumps(reasons) for reasons in of_prompts]
+    ends = accumulate(len(text) + 2 for text in texts)  # each with a comma and a blank, or with the brackets
+    num_fitting = sum(end <= MAX_REASONS for end in ends)
+    return f"[{', '.join(texts[:num_fitting])}]"
 
 
 def _cut(text: str, num_bytes: int) -> str:

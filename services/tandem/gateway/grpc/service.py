@@ -110,6 +110,7 @@ class InferenceService(InferenceServicer):
 
     def _caller(self, call: GrpcCall, context: Context) -> RequestContext:
         if self._num_calls >= self._max_calls:
+            self._answers.crowded()
             message = f"{self._max_calls} gRPC calls are open (gateway.max_connections); retry later"
             raise TandemError(ErrorKind.OVERLOADED, message, retry_after_s=1.0, reason="connections")
         received_at = self._answers.now()

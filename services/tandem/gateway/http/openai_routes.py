@@ -110,9 +110,10 @@ class OpenAIRoutes:
         seconds after its turn began (later in proportion for a very large one), because other tenants wait for that
         turn."""
         caller = self._caller(exchange)
-        limit = asyncio.timeout(None)
+        limit, limit_s = asyncio.timeout(None), 0.0
 
         async def begin_large(num_bytes: int) -> None:
+            nonlocal limit_s
             turn.enter_context(await self._answers.begin_large(caller.tenant, num_bytes))
             limit_s = LARGE_BODY_S * max(1.0, num_bytes / LARGE_BODY_RATED_BYTES)
             limit.reschedule(asyncio.get_running_loop().time() + limit_s)
@@ -123,7 +124,7 @@ class OpenAIRoutes:
         except TimeoutError:
             if not limit.expired():
                 raise
-            message = f"the body, larger than {LARGE_BODY_BYTES:,} bytes, did not arrive within {LARGE_BODY_S:g} s"
+            message = f"the body, larger than {LARGE_BODY_BYTES:,} bytes, did not arrive within {limit_s:g} s"
             raise TandemError(ErrorKind.REQUEST_TIMEOUT, message) from None
         return caller, parse(content, kind)
 

@@ -103,8 +103,8 @@ class HttpLimits:
 
 class LimitedHttpProtocol(HttpToolsProtocol):
     """Handle one HTTP connection as uvicorn's protocol does, within HttpLimits: a request beyond a limit gets an error
-    response after the responses to earlier requests, and the connection is closed. `server`: the arguments of uvicorn's
-    own protocol.
+    response after the responses to earlier requests, and the connection is closed. `on_refusal`: called with the error
+    of each such response, which the application does not see. `server`: the arguments of uvicorn's own protocol.
 
     Requests are parsed one by one: the bytes after a request are kept unparsed until it is answered, so that a client
     may pipeline any number of requests. Several requests, at most _MAX_PARSED, are parsed together where the parser
@@ -116,9 +116,12 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     response. Uvicorn's keep-alive timer runs from the end of the last request and its response to the beginning of the
     next request; stray bytes between requests do not restart it."""
 
-    def __init__(self, limits: HttpLimits, **server: Any) -> None:
+    def __init__(
+        self, limits: HttpLimits, on_refusal: Callable[[TandemError], None] | None = None, **server: Any
+    ) -> None:
         super().__init__(**server)
         self._limits = limits
+        self._on_refusal = on_refusal
         self._is_refused = False
         self._address = ""  # of this side of the connection
         self._is_extra = False  # beyond `max_connections`: only probes are answered
@@ -370,10 +373,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _check_body(self, due_at: float) -> None:
         """Refuse a request whose body arrives more slowly than `min_body_bytes_per_s`. Measure anew where this process
-        may be what delays the body: it does not read while earlier requests are unanswered or the application has not
-        taken the body, and it may have stood still with bytes unread, so that this timer fired late."""
+        may be what delays the body (`_delays_request`), or may have stood still with bytes unread, so that this timer
+        fired late."""
         limits, now = self._limits, self.loop.time()
-        if self._owes_answer() or self.flow.read_paused or now - due_at > _LATE_S:
+        if self._delays_request() or now - due_at > _LATE_S:
             self._await_body()
             return
         ahead_s = self._num_body_bytes / limits.min_body_bytes_per_s - (now - self._body_began_at)
@@ -401,8 +404,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _request_overdue(self) -> None:
         self._request_timer = None
-        if self._owes_answer() or self.flow.read_paused:
-            # The client waits for a response, or its body for the application, which reads large ones in turns.
+        if self._delays_request():
             self._await_request()
         elif self._has_begun:
             limit = self._limits.request_timeout_s
@@ -414,6 +416,13 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             )
         else:
             self.transport.abort()
+
+    def _delays_request(self) -> bool:
+        """Return whether the arriving request waits for this server: for the responses to earlier requests, or for the
+        application, which reads large bodies in turns. Until then bytes are left unread, and a client that expects `100
+        Continue` sends none."""
+        is_expected = not self._in_head and self.cycle.waiting_for_100_continue
+        return self._owes_answer() or self.flow.read_paused or is_expected
 
     def _owes_answer(self) -> bool:
         """Return whether a request before the arriving one has no complete response yet."""
@@ -462,6 +471,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def _send_refusal(self, error: TandemError) -> None:
         self._unset_keepalive_if_required()
         self.transport.write(_response(error))
+        if self._on_refusal is not None:
+            self._on_refusal(error)
         if self.transport.can_write_eof():  # not with TLS
             self.transport.write_eof()
         if self._request_timer is not None:

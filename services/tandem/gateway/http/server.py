@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import uvicorn
 
+from tandem.core.errors import TandemError
 from tandem.gateway.http.protocol_limits import HttpLimits, LimitedHttpProtocol
 from tandem.wire.tls import TlsFiles
 
@@ -72,12 +73,14 @@ class HttpServer:
         graceful_s: float = 20.0,
         limits: HttpLimits | None = None,
         tls: TlsFiles | None = None,
+        on_refusal: Callable[[TandemError], None] | None = None,
     ) -> None:
         """Bind the socket, so that the attribute `port`, the bound port, is known before `start`. Raises OSError for a
         port in use.
 
         `port`: port to bind; 0: any free one. `graceful_s`: seconds that `stop` waits for responses in progress. `tls`:
-        serve HTTPS with these files."""
+        serve HTTPS with these files. `on_refusal`: called with each error that the server sends itself, because a
+        request exceeds `limits` or is not valid HTTP."""
         limits = limits or HttpLimits()
         if tls is not None and tls.requires_client:
             limits = replace(limits, requires_certificate=True)
@@ -86,7 +89,7 @@ class HttpServer:
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
-            http=partial(LimitedHttpProtocol, limits),  # type: ignore[arg-type]  # a class or what makes one of its kind
+            http=partial(LimitedHttpProtocol, limits, on_refusal),  # type: ignore[arg-type]  # a class or what makes one of its kind
             ws="none",
             lifespan="on",
             access_log=False,

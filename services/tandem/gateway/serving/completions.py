@@ -125,7 +125,7 @@ class CompletionStream:
             caller = replace(caller, session=body.user)
         if caller.disaggregation is None and body.disaggregation is not None:
             caller = replace(caller, disaggregation=body.disaggregation)
-        job, recording = jobs[0], self._recording
+        recording = self._recording
         try:
             dispatch.check_feasible(jobs, caller)
             for job in jobs:
@@ -136,8 +136,6 @@ class CompletionStream:
                 self._unclosed.append(stream)
                 self._usage_counter.admitted(len(job.prompt_tokens))
         except BaseException as error:
-            if isinstance(error, TandemError):
-                recording.refused(job, error)
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
 
@@ -305,8 +303,8 @@ class CompletionStream:
 
 def _num_chars(message: Mapping[str, Any]) -> int:
     """Estimate the characters of the prompt that a chat template makes of a message."""
-    num_content = len(message["content"]) + len(message.get("reasoning_content", ""))
-    return _MESSAGE_CHARS + num_content + _num_json_bytes(message.get("tool_calls"))
+    num_texts = sum(len(value) for value in message.values() if isinstance(value, str))
+    return _MESSAGE_CHARS + num_texts + _num_json_bytes(message.get("tool_calls"))
 
 
 def _num_json_bytes(value: Any) -> int:
@@ -338,7 +336,8 @@ class CompletionService:
 
     `encoders`: NUM_ENCODERS threads that tokenize long prompts, which would stall the event loop; tenants take turns.
     `recorder`: makes the metrics and the record of each request. `now`: function that returns the time of the gateway's
-    clock. `grammars`: checks grammars; the owner of this service calls its `stop`."""
+    clock. `crowded`: function that counts a call refused because too many are open. `grammars`: checks grammars; the
+    owner of this service calls its `stop`."""
 
     def __init__(
         self,
@@ -366,6 +365,7 @@ class CompletionService:
         )
         self._recorder = recorder
         self.now = recorder.clock.now
+        self.crowded = recorder.measures.crowded
         self._output_specs = output_specs
         self.grammars = GrammarCheck()
 
@@ -373,7 +373,11 @@ class CompletionService:
         """Wait until a body of more than LARGE_BODY_BYTES may be read and tokenized, and return its turn, which the
         caller ends once the request is admitted or refused. Raises OVERLOADED where too many large bodies of the tenant
         wait already."""
-        return await self._large_bodies.begin(tenant.id, num_bytes)
+        try:
+            return await self._large_bodies.begin(tenant.id, num_bytes)
+        except TandemError as error:
+            self._recorder.measures.refused(tenant.lane, tenant.id, error)
+            raise
 
     def models(self, tenant: Tenant) -> list[ServedModel]:
         """Return the served models that a tenant may use."""

@@ -62,6 +62,11 @@ class RequestMetrics:
         """Count a request that was refused at admission with `error`."""
         self._admissions.add(1, "refused", error.reason or error.kind.value, lane.label, tenant)
 
+    def crowded(self) -> None:
+        """Count a request that was refused because too many connections or calls were open, before its lane and its
+        tenant were known."""
+        self._admissions.add(1, "refused", "connections", "", "")
+
     def begun(self, endpoint: str, model: str, tenant: str, lane: Lane, after_s: float, trace: str) -> None:
         """Record the first token of a request, sent to the client `after_s` seconds after the request was received.
 

@@ -12,6 +12,8 @@ from tandem.gateway.telemetry.usage import Usage
 from tandem.orchestration.phase_ledger import StageSeconds
 
 FINISHED, CANCELLED, INTERNAL = "finished", "cancelled", "internal"
+MAX_ERROR_CHARS = 500
+"""Largest number of characters of a record's error: messages quote the client's input, which may have megabytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +22,8 @@ class RequestRecord:
 
     - `id`: the gateway's own id. `label`: the client's `x-request-id`. `endpoint`: "chat" or "completion". `model`: the
       served name; empty where no such model is served.
-    - `outcome`: "finished", "cancelled", or the kind of the error that ended the request. `error`: the error's message.
+    - `outcome`: "finished", "cancelled", or the kind of the error that ended the request. `error`: the beginning of the
+      error's message.
     - `path`: "remote" (two workers), "local" (one worker) or "fallback" (one worker, because the request could not be
       split); empty where the request was not placed. `reason`: why the request took that path, or the limit that
       refused it; may be empty.

@@ -22,7 +22,14 @@ from tandem.gateway.context.interfaces import TokenStream
 from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.telemetry.deferred import DeferredCalls
 from tandem.gateway.telemetry.request_metrics import RequestMetrics
-from tandem.gateway.telemetry.request_record import CANCELLED, FINISHED, INTERNAL, RequestObserver, RequestRecord
+from tandem.gateway.telemetry.request_record import (
+    CANCELLED,
+    FINISHED,
+    INTERNAL,
+    MAX_ERROR_CHARS,
+    RequestObserver,
+    RequestRecord,
+)
 from tandem.gateway.telemetry.root_span import SpanFacts, end_root_span
 from tandem.gateway.telemetry.token_timing import TokenTiming
 from tandem.gateway.telemetry.usage import UsageCounter
@@ -35,6 +42,9 @@ from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 _DEADLINE_SLACK_S = 0.1
 """A disconnect counts as the client's deadline from this many seconds before the deadline on: the gateway counts the
 time to the deadline from the arrival of the request, so that the client's own timer fires first."""
+
+_REFUSALS = (429, 503)
+"""HTTP statuses of errors by which an admission is refused, besides those whose `reason` names a limit."""
 
 
 class RequestKind(NamedTuple):
@@ -96,13 +106,16 @@ class RequestRecorder:
         """Begin the recording of a request whose body was read, and yield the recording.
 
         `identity`: the gateway's own id of the request. An exception inside the `with` block ends the recording with
-        that error. Otherwise the recording stays open until the caller calls its `end`.
+        that error, and counts as a refusal where a limit or a lack of capacity is the reason. Otherwise the recording
+        stays open until the caller calls its `end`.
         """
         self._open[caller.tenant.id] += 1
         recording = RequestRecording(self, identity, kind, caller, self._targets.lane(kind.lane).itl_s or 0.0)
         try:
             yield recording
         except BaseException as error:
+            if isinstance(error, TandemError) and (error.reason or error.kind.http in _REFUSALS):
+                self.measures.refused(kind.lane, caller.tenant.id, error)
             recording.end(error, UsageCounter(1, recording.pace), is_complete=False)
             raise
 
@@ -164,9 +177,6 @@ class RequestRecording:
         recorder = self._recorder
         recorder.later(partial(recorder.measures.admitted, request.lane, self._caller.tenant.id))
 
-    def refused(self, request: Request, error: TandemError) -> None:
-        self._recorder.measures.refused(request.lane, self._caller.tenant.id, error)
-
     @property
     def timing(self) -> RequestTiming | None:
         """Return the times up to now; None where the client did not request them."""
@@ -226,7 +236,7 @@ class RequestRecording:
             tenant=self._caller.tenant.id,
             lane=self._kind.lane.label,
             outcome=outcome,
-            error=message,
+            error=message[:MAX_ERROR_CHARS],
             path=path,
             reason=why if path else getattr(error, "reason", ""),
             num_attempts=max((each.num_attempts for each in self.placements), default=0),
