@@ -85,6 +85,10 @@ BY_RULE: list[Case] = [
         {"pools": {"prefill": {"colocate": True, "replicas": 2}, "decode": {"colocate": True}}},
         "pools.decode.replicas, pools.prefill.replicas make 1, 2 pods",
     ),
+    (
+        {"pools": {"prefill": {"colocate": True}, "decode": {"colocate": True, "nodeSelector": {"disk": "fast"}}}},
+        "pools.decode.nodeSelector describes a pod, and colocated pools share theirs",
+    ),
     ({"pools": {"prefill": {"minReplicas": 0}}}, "pools.prefill.minReplicas is 0: only the planner starts workers"),
     (
         {"pools": {"all": {"role": "mixed", "minReplicas": 0}}, "planner": ACTING},

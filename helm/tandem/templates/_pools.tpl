@@ -121,6 +121,10 @@
 {{- fail (printf "pools.%s.gpus is 0, and other pools have GPUs: workers on CPUs and on GPUs cannot exchange KV, so set gpus in all pools or in none" $name) -}}
 {{- end -}}
 {{- if $pool.colocate -}}
+{{- range $key, $_ := omit (get $root.Values.pools $name) "role" "replicas" "minReplicas" "maxReplicas" "gpus" "tensorParallel" "replicasPerPod"
+    "colocate" "surgePods" "engine" "speculative" "lanes" -}}
+{{- fail (printf "pools.%s.%s describes a pod, and colocated pools share theirs: set colocated.%s, or unset pools.%s.colocate" $name $key $key $name) -}}
+{{- end -}}
 {{- $_ := set $pods $name (include "tandem.pods" (list $pool.replicas $pool.replicasPerPod)) -}}
 {{- else if and (has (get $root.Values.transfer "require" | default "any") (list "cuda_ipc" "shared_memory")) (ne $pool.role "mixed") -}}
 {{- fail (printf "transfer.require is %s, which only links within one pod can meet: set pools.%s.colocate, or another transfer.require" $root.Values.transfer.require $name) -}}
