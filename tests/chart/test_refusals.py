@@ -76,6 +76,7 @@ BY_SCHEMA: list[Case] = [
     ({"pools": {"decode": {"lanes": "batch,batch"}}}, "pools.decode.lanes"),
 ]
 BY_RULE: list[Case] = [
+    ({"fullnameOverride": "2nd"}, "fullnameOverride: the names of this release begin with 2nd"),
     ({"pools": {"prefill": {"replicas": 2, "maxReplicas": 1}}}, "pools.prefill.replicas is 2"),
     ({"pools": {"prefill": GPU, "decode": {"gpus": 4, "tensorParallel": 2}}}, "pools.decode.tensorParallel is 2"),
     ({"pools": {"prefill": GPU}}, "pools.decode.gpus is 0"),

@@ -97,6 +97,9 @@
 {{/* Reject impossible values; each message begins with the key. */}}
 {{- define "tandem.check" -}}
 {{- $root := . -}}
+{{- if not (regexMatch "^[a-z]" (include "tandem.fullname" .)) -}}
+{{- fail (printf "fullnameOverride: the names of this release begin with %s, and a Service's and a RayService's must begin with a letter: set another" (include "tandem.fullname" .)) -}}
+{{- end -}}
 {{- $roles := list -}}
 {{- $pods := dict -}}
 {{- range $name := keys .Values.pools | sortAlpha -}}
