@@ -10,6 +10,7 @@ import pytest
 from tandem.admission.quota import CONCURRENCY, REQUESTS, TOKENS
 from tandem.core.errors import ErrorKind
 from tandem.core.settings import settings
+from tandem.worker.engine.watchdog import STALL_FACTOR
 from tests.chart.kept import run_cached
 from tests.deploy.files import PROMETHEUS, ROOT, Query, panels, read_yaml, rule_queries, rules
 from tests.deploy.programs import program
@@ -71,6 +72,11 @@ def test_what_a_runbook_names_exists(alert: dict[str, Any]) -> None:
     assert all((ROOT / path).is_file() for path in re.findall(r"docs/[\w-]+\.\w+", text))
     quoted = set(re.findall(r'(?<!=)"([^"]+)"', re.sub(r"`[^`]*`", "", text)))
     assert quoted <= {place.partition(" / ")[2] for place, _ in panels()}, "panels of dashboards"
+
+
+def test_a_step_stalls_as_the_runbook_says() -> None:
+    (alert,) = (alert for alert in ALERTS if alert["alert"] == "TandemWorkerUnhealthy")
+    assert f"worker.step_stall_s and {STALL_FACTOR} times the longest recent one," in alert["annotations"]["runbook"]
 
 
 def test_outcomes_that_alerts_count_are_kinds_of_errors() -> None:
