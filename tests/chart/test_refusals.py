@@ -80,6 +80,18 @@ BY_RULE: list[Case] = [
     ({"pools": {"prefill": {"replicas": 2, "maxReplicas": 1}}}, "pools.prefill.replicas is 2"),
     ({"pools": {"prefill": GPU, "decode": {"gpus": 4, "tensorParallel": 2}}}, "pools.decode.tensorParallel is 2"),
     ({"pools": {"prefill": GPU}}, "pools.decode.gpus is 0"),
+    (
+        {"poolDefaults": {"resources": {"limits": {"memory": "4Gi"}}}},
+        "pools.decode.resources.requests.memory is 6Gi, more than limits.memory, which is 4Gi",
+    ),
+    (
+        {"ray": {"head": {"resources": {"limits": {"cpu": "500m"}}}}},
+        "ray.head.resources.requests.cpu is 1, more than limits.cpu, which is 500m",
+    ),
+    (
+        {"cache": {"fetch": {"enabled": True, "resources": {"requests": {"memory": 9e9}}}}},
+        "cache.fetch.resources.requests.memory is 9e+09, more than limits.memory, which is 8Gi",
+    ),
     ({"pools": {"decode": None}}, "pools: there must be prefill and decode workers"),
     ({"transfer": {"require": "cuda_ipc"}}, "set pools.decode.colocate"),
     (
