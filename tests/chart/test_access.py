@@ -73,7 +73,7 @@ def test_the_built_in_redis_requires_its_password() -> None:
     (container,) = TRIAL.one("redis-deployment")["spec"]["template"]["spec"]["containers"]
     assert env(container)["REDISCLI_AUTH"]["secretKeyRef"] == {"name": "rel-tandem-redis", "key": "password"}
     script = container["command"][-1]
-    assert "requirepass %s" in script and "--maxmemory 256mb" in script and "--requirepass" not in script
+    assert "'requirepass " in script and "--maxmemory 256mb" in script and "--requirepass" not in script
     secret = TRIAL.one("redis-secret")["stringData"]
     service = TRIAL.one("redis-service")
     assert secret["url"] == f"redis://:{secret['password']}@{service['metadata']['name']}:6379/0"
@@ -83,18 +83,19 @@ def test_the_built_in_redis_requires_its_password() -> None:
 
 
 @pytest.mark.redis
-def test_the_built_in_redis_starts_and_is_shut_to_strangers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("password", ["drawn", 'it\'s "a\\b" #1'])
+def test_the_built_in_redis_starts_and_is_shut_to_strangers(tmp_path: Path, password: str) -> None:
     """Run the container's command with this machine's redis-server, in another folder and at another port."""
     (container,) = TRIAL.one("redis-deployment")["spec"]["template"]["spec"]["containers"]
     shell, flags, script = container["command"]
     port = free_port()
     (tmp_path / "redis-server").symlink_to(find_program())
     script = script.replace("/data", str(tmp_path)).rstrip() + f" --bind 127.0.0.1 --port {port}"
-    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "REDISCLI_AUTH": "drawn"}
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "REDISCLI_AUTH": password}
     server = subprocess.Popen([shell, flags, script], env=environment, stdout=subprocess.DEVNULL)
     try:
         retry = Retry(ConstantBackoff(0.05), 200)
-        with Redis(port=port, password="drawn", retry=retry, retry_on_error=[RedisConnectionError]) as known:
+        with Redis(port=port, password=password, retry=retry, retry_on_error=[RedisConnectionError]) as known:
             assert known.ping() and known.config_get("maxmemory") == {"maxmemory": str(256 << 20)}
         with Redis(port=port, retry=Retry(ConstantBackoff(0.0), 0)) as stranger, pytest.raises(AuthenticationError):
             stranger.ping()

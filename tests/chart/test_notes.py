@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import yaml
 
+from tandem.core.config import ModelConfig
 from tests.chart.release import CI, NAMESPACE, ci, notes
 
 
@@ -23,6 +24,16 @@ def test_notes_show_how_to_get_a_first_answer() -> None:
     assert "http://127.0.0.1:8000/console" in text and "gRPC is on port 8001" in text
     assert f"-n {NAMESPACE} exec deploy/{trial.one('gateway-deployment')['metadata']['name']} -- tandem doctor" in text
     assert "helm -n inference test rel" in text and "dashboards.enabled" in text
+
+
+def test_notes_call_the_model_by_the_name_that_gateways_serve() -> None:
+    for model in (
+        {"id": "Qwen/Qwen3-8B"},
+        {"id": "/cache/models/tiny.gguf"},
+        {"id": "/cache/models/qwen", "served_name": "Qwen/Qwen3-8B"},
+        {"id": "/cache/models/qwen", "served_name": " tiny.gguf , Qwen/Qwen3-8B"},
+    ):
+        assert f'"model": "{ModelConfig(**model).served_names[0]}"' in notes({"model": model})
 
 
 def test_notes_list_what_is_not_ready_for_production() -> None:

@@ -76,14 +76,31 @@ BY_SCHEMA: list[Case] = [
     ({"pools": {"decode": {"lanes": "batch,batch"}}}, "pools.decode.lanes"),
 ]
 BY_RULE: list[Case] = [
+    ({"fullnameOverride": "2nd"}, "fullnameOverride: the names of this release begin with 2nd"),
     ({"pools": {"prefill": {"replicas": 2, "maxReplicas": 1}}}, "pools.prefill.replicas is 2"),
     ({"pools": {"prefill": GPU, "decode": {"gpus": 4, "tensorParallel": 2}}}, "pools.decode.tensorParallel is 2"),
     ({"pools": {"prefill": GPU}}, "pools.decode.gpus is 0"),
+    (
+        {"poolDefaults": {"resources": {"limits": {"memory": "4Gi"}}}},
+        "pools.decode.resources.requests.memory is 6Gi, more than limits.memory, which is 4Gi",
+    ),
+    (
+        {"ray": {"head": {"resources": {"limits": {"cpu": "500m"}}}}},
+        "ray.head.resources.requests.cpu is 1, more than limits.cpu, which is 500m",
+    ),
+    (
+        {"cache": {"fetch": {"enabled": True, "resources": {"requests": {"memory": 9e9}}}}},
+        "cache.fetch.resources.requests.memory is 9e+09, more than limits.memory, which is 8Gi",
+    ),
     ({"pools": {"decode": None}}, "pools: there must be prefill and decode workers"),
     ({"transfer": {"require": "cuda_ipc"}}, "set pools.decode.colocate"),
     (
         {"pools": {"prefill": {"colocate": True, "replicas": 2}, "decode": {"colocate": True}}},
         "pools.decode.replicas, pools.prefill.replicas make 1, 2 pods",
+    ),
+    (
+        {"pools": {"prefill": {"colocate": True}, "decode": {"colocate": True, "nodeSelector": {"disk": "fast"}}}},
+        "pools.decode.nodeSelector describes a pod, and colocated pools share theirs",
     ),
     ({"pools": {"prefill": {"minReplicas": 0}}}, "pools.prefill.minReplicas is 0: only the planner starts workers"),
     (

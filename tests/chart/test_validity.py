@@ -7,9 +7,11 @@ import copy
 import functools
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 from kubernetes_validate import utils as kubernetes
 
 from tests.chart import crd
@@ -237,6 +239,54 @@ def test_a_long_name_of_a_release_is_cut(name: str) -> None:
     check_names(rendered)
     # KubeRay takes no longer ones, because it adds to them.
     assert len(rendered.one("rayservice")["metadata"]["name"]) <= 47
+
+
+def test_names_that_look_like_other_types_stay_text() -> None:
+    """YAML reads `123`, `1e3`, `yes` and `true` as numbers and booleans, which the API refuses for names."""
+    secret = {"existingSecret": "123"}
+    values = {
+        "fullnameOverride": "serving",
+        "image": {"pullSecrets": ["123"]},
+        "gateway": {
+            "priorityClassName": "123",
+            "env": {"NO": "a"},
+            "ingress": {"enabled": True, "className": "123"},
+            "tls": {**secret, "caKey": "1", "clientCaSecret": "1e3", "clientCaKey": "1"},
+        },
+        "tenants": {**secret, "key": "1"},
+        "cluster": {**secret, "tls": secret},
+        "redis": {
+            "mode": "external",
+            "external": {"addresses": ["a:1"], **secret, "passwordKey": "1", "tls": {"caSecret": "123", "caKey": "1"}},
+        },
+        "poolDefaults": {"runtimeClassName": "123", "priorityClassName": "true"},
+        "pools": {"yes": {"role": "mixed"}},
+        "cache": {"type": "pvc", "storageClassName": "123", "hubToken": {**secret, "key": "1"}},
+        "serviceAccount": {"gateway": "123", "worker": "true", "planner": "1e3"},
+        "monitoring": {"podMonitor": {"enabled": True}},
+        "planner": {"enabled": True, "actuator": "raycluster"},
+        "ray": {"inTreeAutoscaling": {"enabled": False}},
+    }
+    done = helm("template", "123", str(CHART), "--namespace", "456", "-f", "-", values=json.dumps(values))
+    assert done.returncode == 0, done.stderr
+    found = [pair for one in yaml.load_all(done.stdout, yaml.CSafeLoader) for pair in scalars(one)]
+    assert len(found) > 1000 and [pair for pair in found if pair[0] in TEXTS and not isinstance(pair[1], str)] == []
+
+
+TEXTS = {"name", "namespace", "key", "secretName", "claimName", "groupName", "regex", "app.kubernetes.io/instance"}
+TEXTS |= {f"{kind}Name" for kind in ("serviceAccount", "priorityClass", "runtimeClass", "storageClass", "ingressClass")}
+
+
+def scalars(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each number, text or boolean in `value` with the key that it belongs to."""
+    if isinstance(value, dict):
+        for own, part in value.items():
+            yield from scalars(part, own)
+    elif isinstance(value, list):
+        for part in value:
+            yield from scalars(part, key)
+    else:
+        yield key, value
 
 
 def check_names(rendered: Rendered) -> None:

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from tandem.admission.quota import CONCURRENCY, REQUESTS, TOKENS
 from tandem.core.errors import ErrorKind
 from tandem.core.settings import settings
+from tandem.worker.engine.watchdog import STALL_FACTOR
 from tests.chart.kept import run_cached
 from tests.deploy.files import PROMETHEUS, ROOT, Query, panels, read_yaml, rule_queries, rules
 from tests.deploy.programs import program
@@ -72,10 +74,26 @@ def test_what_a_runbook_names_exists(alert: dict[str, Any]) -> None:
     assert quoted <= {place.partition(" / ")[2] for place, _ in panels()}, "panels of dashboards"
 
 
+def test_a_step_stalls_as_the_runbook_says() -> None:
+    (alert,) = (alert for alert in ALERTS if alert["alert"] == "TandemWorkerUnhealthy")
+    assert f"worker.step_stall_s and {STALL_FACTOR} times the longest recent one," in alert["annotations"]["runbook"]
+
+
 def test_outcomes_that_alerts_count_are_kinds_of_errors() -> None:
-    (alert,) = (alert for alert in ALERTS if alert["alert"] == "TandemRequestsFail")
-    counted = re.search(r'outcome=~"([^"]+)"', alert["expr"])
-    assert counted and set(counted[1].split("|")) <= {kind.value for kind in ErrorKind}
+    counted = [re.search(r'tandem_requests_total\{outcome=~"([^"]+)"', alert["expr"]) for alert in ALERTS]
+    outcomes = [outcome for found in counted if found for outcome in found[1].split("|")]
+    assert len(outcomes) > 5 and set(outcomes) <= {kind.value for kind in ErrorKind}
+
+
+def test_reasons_that_alerts_count_are_those_of_an_admission() -> None:
+    """A request that is refused before, without a model, a text's turn or a connection, counts as no admission."""
+    counted = {
+        part
+        for alert in ALERTS
+        for found in re.findall(r'reason=~"([^"]+)"', alert["expr"])
+        for part in found.split("|")
+    }
+    assert counted and counted <= {REQUESTS, TOKENS, CONCURRENCY, "predicted_ttft", "deadline", "queue_full"}
 
 
 def test_reasons_that_alerts_count_are_documented() -> None:

@@ -19,7 +19,7 @@ from tandem.cli.main import _parser
 from tandem.cli.subcommands import SUBCOMMANDS
 from tandem.core.config import Config
 from tandem.core.settings import DEFAULT_LAYER, resolve
-from tests.chart.release import CHART, RELEASE, helm
+from tests.chart.release import CHART, RELEASE, helm, render
 from tests.deploy.files import ROOT
 from tests.deploy.guide import PAGES, commands, links, own_files, programs
 
@@ -104,6 +104,16 @@ def test_the_chart_takes_what_is_installed(verb: str) -> None:
     assert found
     for command in found:
         rendered(*values_flags(command))
+
+
+@EACH_PAGE
+def test_forwarded_ports_are_those_of_a_service(page: Path) -> None:
+    services = {one["metadata"]["name"]: one["spec"]["ports"] for one in render(release="tandem").kinds("Service")}
+    for command in commands(page):
+        if command[0] == "kubectl" and "port-forward" in command:
+            (name,) = (word.removeprefix("service/") for word in command if word.startswith("service/"))
+            ports = {int(word.rpartition(":")[2]) for word in command if re.fullmatch(r"(\d+:)?\d+", word)}
+            assert ports and ports <= {port["port"] for port in services[name]}, command
 
 
 def test_batch_only_splits_and_cuts_nothing() -> None:

@@ -11,7 +11,7 @@
 {{- define "tandem.selector" -}}
 {{- $root := first . -}}
 app.kubernetes.io/part-of: tandem
-app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/instance: {{ $root.Release.Name | quote }}
 app.kubernetes.io/component: {{ last . }}
 {{- end }}
 
@@ -30,8 +30,8 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{/* Name, namespace and labels: list of context, component and name suffix. */}}
 {{- define "tandem.metadata" -}}
 {{- $root := first . -}}
-name: {{ include "tandem.fullname" $root }}{{ with last . }}-{{ . }}{{ end }}
-namespace: {{ $root.Release.Namespace }}
+name: {{ append (list (include "tandem.fullname" $root)) (last .) | compact | join "-" | quote }}
+namespace: {{ $root.Release.Namespace | quote }}
 labels:
   {{- include "tandem.labels" (list $root (index . 1)) | nindent 2 }}
 {{- end }}
@@ -109,8 +109,8 @@ labels:
 {{/* Metadata of a service account: list of context and component. */}}
 {{- define "tandem.accountMetadata" -}}
 {{- $root := first . -}}
-name: {{ include "tandem.serviceAccountName" . }}
-namespace: {{ $root.Release.Namespace }}
+name: {{ include "tandem.serviceAccountName" . | quote }}
+namespace: {{ $root.Release.Namespace | quote }}
 labels:
   {{- include "tandem.labels" . | nindent 2 }}
 {{- with $root.Values.serviceAccount.annotations }}

@@ -11,7 +11,7 @@ metadata:
   {{- end }}
 spec:
   {{- with $root.Values.gateway.ingress.className }}
-  ingressClassName: {{ . }}
+  ingressClassName: {{ . | quote }}
   {{- end }}
   {{- with $ingress.tls }}
   tls:

@@ -34,7 +34,7 @@ metadata:
   path: /metrics
   interval: {{ $root.Values.monitoring.podMonitor.interval }}
   relabelings:
-    - {sourceLabels: [__meta_kubernetes_pod_label_ray_io_group], regex: {{ $group.name }}, action: keep}
+    - {sourceLabels: [__meta_kubernetes_pod_label_ray_io_group], regex: {{ $group.name | quote }}, action: keep}
     {{- include "tandem.job" "worker" | nindent 4 }}
     - {targetLabel: pool, replacement: {{ $pool.role }}}
     - {sourceLabels: [pod], targetLabel: worker, replacement: "${1}-{{ $pool.name }}"}

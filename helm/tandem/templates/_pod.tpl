@@ -28,7 +28,7 @@ capabilities:
 {{- end }}
 {{- end }}
 {{- with .priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- end }}
 
@@ -36,7 +36,7 @@ priorityClassName: {{ . }}
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 {{- end }}
@@ -79,16 +79,16 @@ imagePullSecrets:
 {{- $external := .Values.redis.external -}}
 {{- if eq .Values.redis.mode "builtin" -}}
 - name: TANDEM_REDIS__URL
-  valueFrom: {secretKeyRef: {name: {{ include "tandem.redisSecret" . }}, key: url}}
+  valueFrom: {secretKeyRef: {name: {{ include "tandem.redisSecret" . | quote }}, key: url}}
 {{- else if $external.urlKey -}}
 - name: TANDEM_REDIS__URL
-  valueFrom: {secretKeyRef: {name: {{ $external.existingSecret }}, key: {{ $external.urlKey }}}}
+  valueFrom: {secretKeyRef: {name: {{ $external.existingSecret | quote }}, key: {{ $external.urlKey | quote }}}}
 {{- else -}}
 {{- $who := $external.username -}}
 {{- if $external.existingSecret -}}
 {{- $who = printf "%s:$(STORE_PASSWORD)" $who }}
 - name: STORE_PASSWORD
-  valueFrom: {secretKeyRef: {name: {{ $external.existingSecret }}, key: {{ $external.passwordKey }}}}
+  valueFrom: {secretKeyRef: {name: {{ $external.existingSecret | quote }}, key: {{ $external.passwordKey | quote }}}}
 {{ end -}}
 - name: TANDEM_REDIS__URL
   value: {{ printf "redis%s%s://%s%s%s%s"
@@ -104,7 +104,7 @@ imagePullSecrets:
 {{/* Environment variables from a map of values. */}}
 {{- define "tandem.ownEnv" -}}
 {{- range $name, $value := . }}
-- {name: {{ $name }}, value: {{ toString $value | quote }}}
+- {name: {{ $name | quote }}, value: {{ toString $value | quote }}}
 {{- end }}
 {{- end }}
 
@@ -114,36 +114,36 @@ imagePullSecrets:
 {{- define "tandem.volumes" -}}
 {{- $root := first . -}}
 - name: config
-  configMap: {name: {{ include "tandem.fullname" $root }}}
+  configMap: {name: {{ include "tandem.fullname" $root | quote }}}
 - name: secrets
   projected:
     defaultMode: 0440
     sources:
-      - secret: {name: {{ include "tandem.clusterSecret" $root }}, items: [{key: secret, path: secret}]}
+      - secret: {name: {{ include "tandem.clusterSecret" $root | quote }}, items: [{key: secret, path: secret}]}
       {{- with $root.Values.cluster.tls.existingSecret }}
       - secret:
-          name: {{ . }}
+          name: {{ . | quote }}
           items: [{key: tls.crt, path: tls.crt}, {key: tls.key, path: tls.key}, {key: ca.crt, path: ca.crt}]
       {{- end }}
       {{- if has (last .) (list "gateway" "test") }}
       {{- if include "tandem.asksForKeys" $root }}
       - secret:
-          name: {{ include "tandem.tenantsSecret" $root }}
-          items: [{key: {{ ternary $root.Values.tenants.key "tenants.yaml" (ne $root.Values.tenants.existingSecret "") }}, path: tenants.yaml}]
+          name: {{ include "tandem.tenantsSecret" $root | quote }}
+          items: [{key: {{ ternary $root.Values.tenants.key "tenants.yaml" (ne $root.Values.tenants.existingSecret "") | quote }}, path: tenants.yaml}]
       {{- end }}
       {{- with $root.Values.gateway.tls }}
       {{- if .existingSecret }}
       - secret:
-          name: {{ .existingSecret }}
+          name: {{ .existingSecret | quote }}
           items:
             - {key: tls.crt, path: gateway-tls.crt}
             - {key: tls.key, path: gateway-tls.key}
             {{- if and .caKey (eq (last $) "test") }}
-            - {key: {{ .caKey }}, path: gateway-ca.crt}
+            - {key: {{ .caKey | quote }}, path: gateway-ca.crt}
             {{- end }}
       {{- end }}
       {{- if .clientCaSecret }}
-      - secret: {name: {{ .clientCaSecret }}, items: [{key: {{ .clientCaKey }}, path: gateway-client-ca.crt}]}
+      - secret: {name: {{ .clientCaSecret | quote }}, items: [{key: {{ .clientCaKey | quote }}, path: gateway-client-ca.crt}]}
       {{- end }}
       {{- end }}
       {{- end }}
@@ -151,7 +151,7 @@ imagePullSecrets:
   emptyDir: {sizeLimit: {{ ternary "10Gi" "1Gi" (eq (last .) "ray") }}}
 {{- with include "tandem.redisCa" $root }}
 - name: redis-ca
-  secret: {secretName: {{ . }}, items: [{key: {{ $root.Values.redis.external.tls.caKey }}, path: ca.crt}]}
+  secret: {secretName: {{ . | quote }}, items: [{key: {{ $root.Values.redis.external.tls.caKey | quote }}, path: ca.crt}]}
 {{- end }}
 {{- end }}
 

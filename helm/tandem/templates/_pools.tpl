@@ -94,9 +94,31 @@
 {{- range (include "tandem.groups" . | fromYaml).groups }}{{ if .pod.hostNetwork }}yes{{ end }}{{ end -}}
 {{- end }}
 
+{{/* A quantity of Kubernetes as a number. */}}
+{{- define "tandem.amount" -}}
+{{- $unit := regexFind "[A-Za-z]+$" (toString .) -}}
+{{- $units := dict "m" 1e-3 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Ki" 1024.0 "Mi" 1048576.0 "Gi" 1073741824.0
+    "Ti" 1099511627776.0 "Pi" 1125899906842624.0 "Ei" 1152921504606846976.0 -}}
+{{ mulf (trimSuffix $unit (toString .) | float64) (get $units $unit | default 1.0) }}
+{{- end }}
+
+{{/* Reject requests above limits in pods that KubeRay makes, because only its own log would tell: list of key and resources. */}}
+{{- define "tandem.checkAmounts" -}}
+{{- $key := first . -}}{{- $resources := last . -}}
+{{- range $name, $request := $resources.requests -}}
+{{- $limit := get $resources.limits $name -}}
+{{- if and $limit (gt (include "tandem.amount" $request | float64) (include "tandem.amount" $limit | float64)) -}}
+{{- fail (printf "%s.requests.%s is %v, more than limits.%s, which is %v: set it to at most the limit" $key $name $request $name $limit) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
 {{/* Reject impossible values; each message begins with the key. */}}
 {{- define "tandem.check" -}}
 {{- $root := . -}}
+{{- if not (regexMatch "^[a-z]" (include "tandem.fullname" .)) -}}
+{{- fail (printf "fullnameOverride: the names of this release begin with %s, and a Service's and a RayService's must begin with a letter: set another" (include "tandem.fullname" .)) -}}
+{{- end -}}
 {{- $roles := list -}}
 {{- $pods := dict -}}
 {{- range $name := keys .Values.pools | sortAlpha -}}
@@ -121,6 +143,10 @@
 {{- fail (printf "pools.%s.gpus is 0, and other pools have GPUs: workers on CPUs and on GPUs cannot exchange KV, so set gpus in all pools or in none" $name) -}}
 {{- end -}}
 {{- if $pool.colocate -}}
+{{- range $key, $_ := omit (get $root.Values.pools $name) "role" "replicas" "minReplicas" "maxReplicas" "gpus" "tensorParallel" "replicasPerPod"
+    "colocate" "surgePods" "engine" "speculative" "lanes" -}}
+{{- fail (printf "pools.%s.%s describes a pod, and colocated pools share theirs: set colocated.%s, or unset pools.%s.colocate" $name $key $key $name) -}}
+{{- end -}}
 {{- $_ := set $pods $name (include "tandem.pods" (list $pool.replicas $pool.replicasPerPod)) -}}
 {{- else if and (has (get $root.Values.transfer "require" | default "any") (list "cuda_ipc" "shared_memory")) (ne $pool.role "mixed") -}}
 {{- fail (printf "transfer.require is %s, which only links within one pod can meet: set pools.%s.colocate, or another transfer.require" $root.Values.transfer.require $name) -}}
@@ -129,6 +155,12 @@
 {{- if gt (values $pods | uniq | len) 1 -}}
 {{- fail (printf "pools.%s.replicas make %v pods, but colocated pools share their pods: set replicas so that replicas / replicasPerPod is equal in all of them" (keys $pods | sortAlpha | join ".replicas, pools.") (values $pods | sortAlpha | join ", ")) -}}
 {{- end -}}
+{{- range $group := (include "tandem.groups" $root | fromYaml).groups -}}
+{{- include "tandem.checkAmounts" (list (ternary "colocated.resources" (printf "pools.%s.resources" $group.name) $group.isShared) $group.pod.resources) -}}
+{{- end -}}
+{{- include "tandem.checkAmounts" (list "ray.head.resources" .Values.ray.head.resources) -}}
+{{- include "tandem.checkAmounts" (list "ray.inTreeAutoscaling.resources" .Values.ray.inTreeAutoscaling.resources) -}}
+{{- include "tandem.checkAmounts" (list "cache.fetch.resources" .Values.cache.fetch.resources) -}}
 {{- if not (or (has "mixed" $roles) (and (has "prefill" $roles) (has "decode" $roles))) -}}
 {{- fail "pools: there must be prefill and decode workers, or mixed ones: add a pool with the role that is missing" -}}
 {{- end -}}

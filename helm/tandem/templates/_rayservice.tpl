@@ -121,7 +121,7 @@ resources: {{ printf "'%s'" (toJson $slots) | quote }}
 {{- with .Values.cache.hubToken }}
 {{- if .existingSecret }}
 - name: HF_TOKEN
-  valueFrom: {secretKeyRef: {name: {{ .existingSecret }}, key: {{ .key }}}}
+  valueFrom: {secretKeyRef: {name: {{ .existingSecret | quote }}, key: {{ .key | quote }}}}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -150,7 +150,7 @@ resources: {{ printf "'%s'" (toJson $slots) | quote }}
 {{- define "tandem.cacheVolume" -}}
 - name: cache
 {{- if eq .Values.cache.type "pvc" }}
-  persistentVolumeClaim: {claimName: {{ default (printf "%s-cache" (include "tandem.fullname" .)) .Values.cache.existingClaim }}}
+  persistentVolumeClaim: {claimName: {{ default (printf "%s-cache" (include "tandem.fullname" .)) .Values.cache.existingClaim | quote }}}
 {{- else }}
   emptyDir: {sizeLimit: {{ .Values.cache.size }}}
 {{- end }}
@@ -164,7 +164,7 @@ resources: {{ printf "'%s'" (toJson $slots) | quote }}
 {{/* The worker group of pools: list of context and group. KubeRay sets the container's command and probes. */}}
 {{- define "tandem.workerGroup" -}}
 {{- $root := first . -}}{{- $group := last . -}}{{- $pod := $group.pod -}}
-groupName: {{ $group.name }}
+groupName: {{ $group.name | quote }}
 {{- include "tandem.groupSize" . }}
 rayStartParams:
   {{- include "tandem.rayStartParams" . | nindent 2 }}
@@ -177,7 +177,7 @@ template:
       {{- toYaml . | nindent 6 }}
     {{- end }}
   spec:
-    serviceAccountName: {{ include "tandem.serviceAccountName" (list $root "worker") }}
+    serviceAccountName: {{ include "tandem.serviceAccountName" (list $root "worker") | quote }}
     automountServiceAccountToken: false
     enableServiceLinks: false
     # Longer than the pod's sequences may take to migrate or finish.
@@ -187,7 +187,7 @@ template:
     dnsPolicy: ClusterFirstWithHostNet
     {{- end }}
     {{- with $pod.runtimeClassName }}
-    runtimeClassName: {{ . }}
+    runtimeClassName: {{ . | quote }}
     {{- end }}
     securityContext:
       {{- include "tandem.podSecurity" $root | nindent 6 }}
@@ -271,7 +271,7 @@ template:
     {{- end }}
   spec:
     {{- if not .Values.ray.inTreeAutoscaling.enabled }}
-    serviceAccountName: {{ include "tandem.serviceAccountName" (list . "worker") }}
+    serviceAccountName: {{ include "tandem.serviceAccountName" (list . "worker") | quote }}
     {{- end }}
     # KubeRay creates an account for Ray's autoscaler, which is a container of this pod.
     automountServiceAccountToken: {{ .Values.ray.inTreeAutoscaling.enabled }}
@@ -313,7 +313,7 @@ template:
 {{- if eq .Values.redis.mode "builtin" -}}
 redisAddress: {{ include "tandem.fullname" . }}-redis:6379
 redisPassword:
-  valueFrom: {secretKeyRef: {name: {{ include "tandem.redisSecret" . }}, key: password}}
+  valueFrom: {secretKeyRef: {name: {{ include "tandem.redisSecret" . | quote }}, key: password}}
 {{- else -}}
 redisAddress: {{ printf "%s://%s" (ternary "rediss" "redis" $external.tls.enabled) (first $external.addresses) | quote }}
 {{- with $external.username }}
@@ -321,7 +321,7 @@ redisUsername: {value: {{ . | quote }}}
 {{- end }}
 {{- if $external.existingSecret }}
 redisPassword:
-  valueFrom: {secretKeyRef: {name: {{ $external.existingSecret }}, key: {{ $external.passwordKey }}}}
+  valueFrom: {secretKeyRef: {name: {{ $external.existingSecret | quote }}, key: {{ $external.passwordKey | quote }}}}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -7,7 +7,7 @@ apiVersion: v1
 kind: Pod
 metadata:
   name: {{ include "tandem.fullname" $root }}-test-{{ index . 1 }}
-  namespace: {{ $root.Release.Namespace }}
+  namespace: {{ $root.Release.Namespace | quote }}
   labels:
     {{- include "tandem.labels" (list $root "test") | nindent 4 }}
   annotations:
@@ -57,6 +57,6 @@ spec:
 {{- end }}
 {{- if and (include "tandem.asksForKeys" .) (not .Values.tenants.existingSecret) (not .Values.tenants.content) }}
 - name: TANDEM_API_KEY
-  valueFrom: {secretKeyRef: {name: {{ include "tandem.tenantsSecret" . }}, key: key}}
+  valueFrom: {secretKeyRef: {name: {{ include "tandem.tenantsSecret" . | quote }}, key: key}}
 {{- end }}
 {{- end }}
