@@ -126,6 +126,22 @@ def test_a_prompt_is_computed_once_although_its_log_probabilities_arrive_after_t
     assert director.on_worker_events(prefill.worker, [scores, *tokens], 1.0) == [scores, *tokens]
 
 
+def test_a_request_without_progress_is_tried_again_also_where_no_other_worker_is_left() -> None:
+    """With the default settings it has then waited for its first token as long as it may wait in the queue."""
+    config = GatewayConfig()
+    _, director = director_of(FREE, config=config)
+    now, submit = 0.0, accepted(director, REQUEST)
+    for _ in range(config.max_retries):
+        now += config.progress_timeout_s
+        assert not ends(director.on_timer(now))
+        assert not ends(director.on_timer(now + 0.05)), "the worker that failed rests for a moment"
+        now += 1.5
+        submit = submitted(director.on_timer(now))
+        director.on_submit_result(submit.worker, submit.job.key, None, now)
+    assert ends(director.on_timer(now + config.progress_timeout_s)) == {"r": ErrorKind.DEADLINE}
+    director.check()
+
+
 def test_a_late_token_of_an_earlier_attempt_tells_nothing_of_the_present_one() -> None:
     class Known:
         def __init__(self) -> None:
