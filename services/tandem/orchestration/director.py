@@ -320,8 +320,9 @@ class RequestDirector:
 
     def on_worker_events(self, worker: WorkerRef, events: Sequence[JobEvent], now: float) -> list[Command]:
         """Apply the events that a worker reports about its jobs, in order, and return the commands to carry out. Events
-        of requests that have ended are ignored."""
+        of requests that have ended are ignored. Requests that return to the queue are placed again at once."""
         out: list[Command] = []
+        has_queued = False
         for event in events:
             open_request = self._open.get(event.key.request)
             if open_request is None:
@@ -341,6 +342,9 @@ class RequestDirector:
                     open_request.move_ledger(now)
                 continue
             self._apply(open_request, partial(open_request.state.reported, worker, event), now, out)
+            has_queued |= open_request.is_queued
+        if has_queued:
+            self._place_queued(now, out)
         return out
 
     def on_tokens(self, worker: WorkerRef, key: JobKey, first_index: int, ids: Sequence[int], now: float) -> bool:

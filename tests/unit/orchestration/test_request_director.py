@@ -142,6 +142,21 @@ def test_a_request_without_progress_is_tried_again_also_where_no_other_worker_is
     director.check()
 
 
+def test_a_request_that_a_draining_worker_gives_up_is_placed_on_another_at_once() -> None:
+    """It has waited so long by then, in the queue and at the worker, that it would not be placed later."""
+    other = replace(FREE, ref=WorkerRef(WorkerId("other"), Incarnation(1), "other:1"))
+    workers, director = director_of(FULL)
+    director.submit(REQUEST, 0.0)
+    workers.add(FREE)
+    submit = submitted(director.on_timer(100.0))
+    director.on_submit_result(WORKER, submit.job.key, None, 100.0)
+    workers.add(other)
+    events = [Failed(key, ErrorKind.DRAINING, "it drains") for key in submit.job.keys]
+    commands = [*director.on_worker_events(WORKER, events, 130.0), *director.on_timer(130.05)]
+    assert submitted(commands).worker == other.ref and not ends(commands)
+    director.check()
+
+
 def test_a_late_token_of_an_earlier_attempt_tells_nothing_of_the_present_one() -> None:
     class Known:
         def __init__(self) -> None:
