@@ -66,8 +66,8 @@ class OpenRequest:
     """Represent one open request: its state machine (`state`), the account of its time (`ledger`), and its deadlines.
 
     - Times are seconds of the director's clock. `progress_at`: when a worker last reported on the request;
-      `delivered_at`: when its client last got something new, at first the time of its admission; `deadline`: when its
-      client gives up, None without a deadline.
+      `delivered_at`: when its client last got something new, at first the time of its admission; `failed_at`: when its
+      last attempt failed, at first the same; `deadline`: when its client gives up, None without a deadline.
     - `prefill_s`: predicted minimum seconds of computing its prompt, 0 where unknown or without early rejection.
     - `predicted`: the prefix hits that were predicted for its last placement, to be compared with the worker's report;
       empty once the worker that computes the prompt has reported.
@@ -79,7 +79,7 @@ class OpenRequest:
     """
 
     __slots__ = (
-        "deadline", "delivered_at", "fixed_placement", "has_begun", "is_prompt_computed", "kv_charged_at",
+        "deadline", "delivered_at", "failed_at", "fixed_placement", "has_begun", "is_prompt_computed", "kv_charged_at",
         "kv_charged_s", "ledger", "predicted", "prefill_s", "progress_at", "state",
     )  # fmt: skip
 
@@ -88,6 +88,7 @@ class OpenRequest:
         self.ledger = ledger
         self.progress_at = now
         self.delivered_at = now
+        self.failed_at = now
         self.deadline: float | None = None
         self.prefill_s = 0.0
         self.predicted: Sequence[Prediction] = ()
@@ -319,8 +320,9 @@ class RequestDirector:
 
     def on_worker_events(self, worker: WorkerRef, events: Sequence[JobEvent], now: float) -> list[Command]:
         """Apply the events that a worker reports about its jobs, in order, and return the commands to carry out. Events
-        of requests that have ended are ignored."""
+        of requests that have ended are ignored. Requests that return to the queue are placed again at once."""
         out: list[Command] = []
+        has_queued = False
         for event in events:
             open_request = self._open.get(event.key.request)
             if open_request is None:
@@ -340,6 +342,9 @@ class RequestDirector:
                     open_request.move_ledger(now)
                 continue
             self._apply(open_request, partial(open_request.state.reported, worker, event), now, out)
+            has_queued |= open_request.is_queued
+        if has_queued:
+            self._place_queued(now, out)
         return out
 
     def on_tokens(self, worker: WorkerRef, key: JobKey, first_index: int, ids: Sequence[int], now: float) -> bool:
@@ -534,6 +539,7 @@ class RequestDirector:
         if open_request.fixed_placement is None:
             self._queue.refused(place.excluded, open_request.state.request.lane, now)
             if place.has_failed:
+                open_request.failed_at = now
                 self._queue.failed(open_request.id, place)
             self._queue.put_back(open_request.id, now)
 
@@ -603,11 +609,12 @@ class RequestDirector:
         """Return the NO_WORKER error for a queued request that has waited too long for workers, or None when it may
         continue to wait.
 
-        The wait begins when the client last got something, so a request that returns to the queue does not begin it
-        anew. With `gateway.wake_timeout_s` a request may wait that long while no worker could serve it, and
-        `queue_timeout_s` from then on. Where workers are lost again and again, the sum of both limits the whole wait.
+        The wait begins when the client last got something or an attempt last failed, the number of which is limited. A
+        request that returns to the queue because workers had no room does not begin it anew. With
+        `gateway.wake_timeout_s` a request may wait that long while no worker could serve it, and `queue_timeout_s` from
+        then on. Where workers are lost again and again, the sum of both limits the whole wait.
         """
-        config, since = self._config, open_request.delivered_at
+        config, since = self._config, max(open_request.delivered_at, open_request.failed_at)
         model, lane = open_request.state.request.model, open_request.state.request.lane
         no_worker_since = self._queue.hopeless_since(model, lane)
         waited_s = now - since

@@ -25,10 +25,10 @@ MAX_COMPILED = 32
 """Compiled grammars that are cached, for running sequences and for repeated requests. Each grows as it is matched,
 usually to one or two MB and at most to about 20 (`MAX_LEXER_STATES`): 640 MB if all are hostile."""
 _FULL = "too many states"
-_MAX_ROW_ITEMS = {"json_schema": 2_000, "regex": 500, "lark": 500}
-"""Bound on Earley items at one position of a text, by kind of grammar; a JSON schema needs four per optional property.
-For a schema they cost linear time. For an ambiguous grammar written by a client the time is quadratic or worse: 10 ms
-per mask for 500 items, 65 ms for 1,000."""
+_MAX_ROW_ITEMS = {"json_schema": 2_010, "regex": 500, "lark": 500}
+"""Bound on Earley items at one position of a text, by kind of grammar; a JSON schema needs four per optional property,
+and seven more. For a schema they cost linear time. For an ambiguous grammar written by a client the time is quadratic
+or worse: 10 ms per mask for 500 items, 65 ms for 1,000."""
 
 
 def _limits(grammar: Grammar) -> LLParserLimits:

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.events import FinishReason
+from tandem.core.grammar import MAX_OPTIONAL_IN_LARK
 from tandem.core.request import Request
 from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.output import json_limits
@@ -294,6 +295,32 @@ def test_schemas_of_tools_are_bounded_together_where_a_grammar_is_made_of_them(
     assert caught.value.param == "tools[1].function.parameters"
     front.answer("Paris")
     assert request_chat(client, stream=False, tools=tools).text == "Paris"
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "param"),
+    [
+        ("thinker", {}, "response_format.json_schema.schema"),
+        ("tiny", {"tools": TOOLS}, "response_format.json_schema.schema"),
+        ("tiny", {"tool_choice": "required"}, "tools[0].function.parameters"),
+        ("tiny", {}, None),
+    ],
+)
+def test_objects_within_a_larger_grammar_have_fewer_properties_that_are_not_required(
+    front: Front, client: openai.OpenAI, model: str, more: Any, param: str | None
+) -> None:
+    for num in (MAX_OPTIONAL_IN_LARK, MAX_OPTIONAL_IN_LARK + 1):
+        schema = {"type": "object", "properties": {f"p{index}": {"type": "integer"} for index in range(num)}}
+        response_format = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        body: dict[str, Any] = {"tools": tools} if "tool_choice" in more else {"response_format": response_format}
+        front.answer("x")
+        if param is None or num == MAX_OPTIONAL_IN_LARK:
+            request_chat(client, stream=False, model=model, **body, **more)
+        else:
+            with pytest.raises(openai.BadRequestError, match=f"at most {MAX_OPTIONAL_IN_LARK} properties") as caught:
+                request_chat(client, stream=False, model=model, **body, **more)
+            assert caught.value.param == param
 
 
 @pytest.mark.parametrize("depth", [100, 200, 480, 900])

@@ -126,6 +126,37 @@ def test_a_prompt_is_computed_once_although_its_log_probabilities_arrive_after_t
     assert director.on_worker_events(prefill.worker, [scores, *tokens], 1.0) == [scores, *tokens]
 
 
+def test_a_request_without_progress_is_tried_again_also_where_no_other_worker_is_left() -> None:
+    """With the default settings it has then waited for its first token as long as it may wait in the queue."""
+    config = GatewayConfig()
+    _, director = director_of(FREE, config=config)
+    now, submit = 0.0, accepted(director, REQUEST)
+    for _ in range(config.max_retries):
+        now += config.progress_timeout_s
+        assert not ends(director.on_timer(now))
+        assert not ends(director.on_timer(now + 0.05)), "the worker that failed rests for a moment"
+        now += 1.5
+        submit = submitted(director.on_timer(now))
+        director.on_submit_result(submit.worker, submit.job.key, None, now)
+    assert ends(director.on_timer(now + config.progress_timeout_s)) == {"r": ErrorKind.DEADLINE}
+    director.check()
+
+
+def test_a_request_that_a_draining_worker_gives_up_is_placed_on_another_at_once() -> None:
+    """It has waited so long by then, in the queue and at the worker, that it would not be placed later."""
+    other = replace(FREE, ref=WorkerRef(WorkerId("other"), Incarnation(1), "other:1"))
+    workers, director = director_of(FULL)
+    director.submit(REQUEST, 0.0)
+    workers.add(FREE)
+    submit = submitted(director.on_timer(100.0))
+    director.on_submit_result(WORKER, submit.job.key, None, 100.0)
+    workers.add(other)
+    events = [Failed(key, ErrorKind.DRAINING, "it drains") for key in submit.job.keys]
+    commands = [*director.on_worker_events(WORKER, events, 130.0), *director.on_timer(130.05)]
+    assert submitted(commands).worker == other.ref and not ends(commands)
+    director.check()
+
+
 def test_a_late_token_of_an_earlier_attempt_tells_nothing_of_the_present_one() -> None:
     class Known:
         def __init__(self) -> None:

@@ -12,9 +12,10 @@ from tokenizers import Tokenizer
 
 from tandem.core.bundle import TokenizerBundle
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.grammar import MAX_ENUM_VALUES, Grammar
+from tandem.core.grammar import MAX_ENUM_VALUES, MAX_OPTIONAL_IN_LARK, MAX_OPTIONAL_PROPERTIES, Grammar
 from tandem.core.ids import SeqId
 from tandem.gateway.output.response_format import StructuredOutputs, requested_structured_output
+from tandem.gateway.output.tool_grammar import answer_grammar
 from tandem.runtime import grammar_engine as module
 from tandem.runtime.grammar_engine import LlguidanceMasks
 from tests.tokenizer import train_tokenizer
@@ -69,6 +70,22 @@ def test_as_many_choices_as_a_body_may_have(masks: LlguidanceMasks, tokenizer: T
     for length, token in enumerate(tokens):
         assert token in follow(masks, output.grammar, tokens[:length])
     assert follow(masks, output.grammar, tokens) == {END}
+
+
+@pytest.mark.parametrize("may_reason", [False, True])
+def test_as_many_properties_that_are_not_required_as_a_body_may_have(
+    masks: LlguidanceMasks, tokenizer: Tokenizer, may_reason: bool
+) -> None:
+    num = MAX_OPTIONAL_IN_LARK if may_reason else MAX_OPTIONAL_PROPERTIES
+    schema = {"type": "object", "properties": {f"p{index}": {"type": "integer"} for index in range(num)}}
+    form = Grammar("json_schema", json.dumps(schema))
+    grammar = answer_grammar(form, None, special=lambda text: None, may_reason=may_reason, is_reasoning=True)
+    assert grammar is not None
+    text = '{"p1": 2, "p99": 3}'
+    tokens = tokenizer.encode(f"So.</think>{text}" if may_reason else text, add_special_tokens=False).ids
+    for length, token in enumerate(tokens):
+        assert token in follow(masks, grammar, tokens[:length])
+    assert END in follow(masks, grammar, tokens)
 
 
 def test_the_end_token_is_allowed_where_the_grammar_may_end(masks: LlguidanceMasks, tokenizer: Tokenizer) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.grammar import Grammar
+from tandem.core.grammar import MAX_OPTIONAL_IN_LARK, Grammar
 from tandem.core.request import Request
 from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, SharedBody
 from tandem.gateway.output.json_limits import SchemaLimits
@@ -85,13 +85,13 @@ class OutputSpec:
 
         The grammar is None for free output. The list begins with the structured output and the schemas of the tools,
         because the grammar of the output is composed of these and an error must name the field at fault. Raises
-        UNSUPPORTED for a Lark grammar together with tools, and INVALID_REQUEST for schemas of tools that exceed
-        SchemaLimits.
+        UNSUPPORTED for a Lark grammar together with tools, and INVALID_REQUEST for schemas of tools, or in a Lark
+        grammar, that exceed SchemaLimits.
         """
         form, calls, parts = self.form, None, [self.form] if self.form is not None else []
         box, family = self.tools, self.family
         if box is not None and family is not None and (box.is_required or form is not None):
-            limits = SchemaLimits(" in all tools together")
+            limits = SchemaLimits(" in all tools together", MAX_OPTIONAL_IN_LARK)
             for tool in box.callable_tools:
                 limits.add(tool.parameters or {}, box.parameter(tool))
                 source = schema_source(tool.parameters or {}, lenient=not tool.strict)
@@ -106,6 +106,8 @@ class OutputSpec:
             is_reasoning=self._is_thinking(prompt),
         )
         if grammar is not None and (form is None or grammar != form.grammar):
+            if form is not None and form.grammar.kind == "json_schema":
+                SchemaLimits(max_optional=MAX_OPTIONAL_IN_LARK).add(json.loads(form.grammar.source), form.param)
             parts.append(StructuredOutput(grammar, "tools" if calls is not None else parts[-1].param))
         return grammar, parts
 

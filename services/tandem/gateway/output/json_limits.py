@@ -65,12 +65,14 @@ class SchemaLimits:
     together.
 
     Keywords are recognized by name only, so a name that is no keyword at its place, such as within `const`, counts too.
-    `scope`: text at the end of error messages that names what is counted together, such as " in all tools together"."""
+    `scope`: text at the end of error messages that names what is counted together, such as " in all tools together".
+    `max_optional`: the limit of properties in one object that are not required."""
 
-    def __init__(self, scope: str = "") -> None:
+    def __init__(self, scope: str = "", max_optional: int = MAX_OPTIONAL_PROPERTIES) -> None:
         self._num_objects = 0
         self._counts = [0] * len(_MOST)
         self._scope = scope
+        self._max_optional = max_optional
 
     def add(self, schema: Mapping[str, Any], param: str) -> None:
         """Add the parts of a schema to the counts. Raises INVALID_REQUEST for the field `param`, naming the limit,
@@ -92,7 +94,7 @@ class SchemaLimits:
 
     def _count(self, each: Mapping[str, Any], param: str) -> None:
         num_optional = _num_optional(each.get("properties"), each.get("required"))
-        check_size(num_optional, MAX_OPTIONAL_PROPERTIES, "properties in one object that are not required", param)
+        check_size(num_optional, self._max_optional, "properties in one object that are not required", param)
         counts = (
             _size(each.get("properties"), dict),
             _size(each.get("patternProperties"), dict),
