@@ -361,11 +361,13 @@ class Engine:
         """Record that the next `num_blocks` blocks of the `ReadFiles` with number `read` are in host memory and passed
         their check; return the next reads.
 
-        A job that waited for the prefix may start once the blocks that it needs are there. `seconds`: how long reading
-        and checking these blocks took. `is_over`: no further block of this `ReadFiles` arrives. Then the result has a
-        further `ReadFiles` for the rest of the prefix, or else all jobs that wait for the prefix may start.
+        Once the blocks that a waiting job shares with this prefix are there, the rest of its own prefix is read, or
+        else it may start. `seconds`: how long reading and checking these blocks took. `is_over`: no further block of
+        this `ReadFiles` arrives. Then the result has a further `ReadFiles` for the rest of the prefix, or else all jobs
+        that wait for the prefix may start.
         """
-        return self._go_on(self._files.on_read(read, num_blocks, seconds, is_over=is_over), now)
+        cost = self._scheduler.pacer.model.published
+        return self._go_on(self._files.on_read(read, num_blocks, seconds, cost, now, is_over=is_over), now)
 
     def file_written(self, slot: HostSlot, block_hash: BlockHash, now: float, *, is_done: bool) -> list[Effect]:
         """Record that the write of one block of a `WriteFiles` has ended, and return the next writes.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import NamedTuple
 
 from tandem.core.ids import BlockHash, HostSlot, JobKey
@@ -36,15 +35,15 @@ class _PrefixRead:
     """A read of blocks of the prefix `hashes`, by one `ReadFiles` after the other.
 
     `slots`: the host slots of the open `ReadFiles`, which begins at block `first` of the prefix. `num_read`: how many
-    of its blocks have arrived. `waiting`: the jobs that wait for the read, each with the number of leading blocks of
-    `hashes` that its own prefix has. `ends_at`: the time at which they stop waiting.
+    of its blocks have arrived. `waiting`: the jobs that wait for the read, each with the hashes of its own prefix.
+    `ends_at`: the time at which they stop waiting.
     """
 
     hashes: tuple[BlockHash, ...]
     first: int
     slots: list[HostSlot]
     ends_at: float
-    waiting: dict[JobKey, int] = field(default_factory=dict)
+    waiting: dict[JobKey, tuple[BlockHash, ...]] = field(default_factory=dict)
     num_read: int = 0
 
     @property
@@ -52,9 +51,11 @@ class _PrefixRead:
         """Return the index of the first block that has not arrived."""
         return self.first + self.num_read
 
-    def take_served(self) -> list[JobKey]:
-        """Return the jobs for which all blocks that they need have arrived; they wait no more."""
-        served = [job for job, num_blocks in self.waiting.items() if num_blocks <= self.stop]
+    def take_served(self) -> dict[JobKey, tuple[BlockHash, ...]]:
+        """Return the jobs for which all blocks that they share with this prefix have arrived; they wait for this read
+        no more."""
+        after = self.hashes[self.stop : self.stop + 1]
+        served = {job: own for job, own in self.waiting.items() if not after or own[self.stop : self.stop + 1] != after}
         for job in served:
             del self.waiting[job]
         return served
@@ -110,24 +111,27 @@ class FileTier:
             return FileProgress([job])
         for read in self._reads.values():
             if hashes[first] in read.hashes[read.stop :]:
-                shared = takewhile(lambda pair: pair[0] == pair[1], zip(hashes, read.hashes, strict=False))
-                read.waiting[job] = sum(1 for _ in shared)
+                read.waiting[job] = tuple(hashes)
                 return FileProgress()
         if cost is not None and num_blocks * self._block_s > cost.chunk_s(first * block_size, num_blocks * block_size):
             self._block_s *= _FORGETTING
             return FileProgress([job])
         _, limit_s = prefix_fetch_limits(first, len(hashes), block_size, cost)
         ends_at = now + (MAX_PREFIX_FETCH_S if limit_s == math.inf else limit_s)
-        orders = self._order(_PrefixRead(tuple(hashes), first, [], ends_at, {job: len(hashes)}))
+        prefix = tuple(hashes)
+        orders = self._order(_PrefixRead(prefix, first, [], ends_at, {job: prefix}))
         return FileProgress((), orders) if orders else FileProgress([job])
 
-    def on_read(self, read_id: int, num_blocks: int, seconds: float, *, is_over: bool) -> FileProgress:
+    def on_read(
+        self, read_id: int, num_blocks: int, seconds: float, cost: StepCost | None, now: float, *, is_over: bool
+    ) -> FileProgress:
         """Cache the next `num_blocks` blocks of the `ReadFiles` with number `read_id`, which were read in `seconds`
         seconds.
 
-        A job is ready once the blocks that it shares with the prefix have arrived. `is_over`: no further block of this
-        `ReadFiles` arrives. The result then has the `ReadFiles` for the rest of the prefix as well. If no further read
-        is possible or needed, all jobs that wait for the prefix are ready.
+        Once the blocks that a job shares with the prefix have arrived, the rest of its own prefix is fetched as by
+        `fetch`, where `cost` is explained. `is_over`: no further block of this `ReadFiles` arrives. The result then has
+        the `ReadFiles` for the rest of the prefix as well. If no further read is possible or needed, all jobs that wait
+        for the prefix are ready.
         """
         read = self._reads[read_id]
         if num_blocks:
@@ -137,14 +141,22 @@ class FileTier:
             self.num_read_tokens += num_blocks * self._pool.block_size
             block_s = seconds / num_blocks
             self._block_s = (self._block_s + block_s) / 2 if self._block_s else block_s
-        ready = read.take_served()
-        if not is_over:
-            return FileProgress(ready)
-        del self._reads[read_id]
-        self._pool.host.unpin(read.slots[read.num_read :])
-        is_useful = read.num_read == len(read.slots) and self._pool.count_hits(read.hashes) >= read.stop
-        orders = self._order(read) if is_useful and read.waiting and read.stop < len(read.hashes) else ()
-        return FileProgress(ready, orders) if orders else FileProgress([*ready, *read.waiting])
+        stop, served = read.stop, read.take_served()
+        has_all = self._pool.count_hits(read.hashes) >= stop
+        ready: list[JobKey] = []
+        orders: list[ReadFiles] = []
+        if is_over:
+            del self._reads[read_id]
+            self._pool.host.unpin(read.slots[read.num_read :])
+            if has_all and read.num_read == len(read.slots) and read.waiting:
+                orders += self._order(read)
+            if not orders:
+                ready += read.waiting
+        for job, own in served.items():
+            rest = self.fetch(job, own, cost, now) if has_all and len(own) > stop else FileProgress([job])
+            ready += rest.ready
+            orders += rest.orders
+        return FileProgress(ready, orders)
 
     def drop(self, job: JobKey) -> None:
         """Remove a job that has ended from the jobs that wait for a read."""
