@@ -6,17 +6,28 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import queue
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from tandem.core.clock import SystemClock
 from tandem.core.config import Bytes, EngineConfig
 from tandem.core.events import Finished
+from tandem.core.ids import HostSlot
 from tandem.engine import file_tier
+from tandem.engine.effects import ReadFiles
+from tandem.engine.ports import HostBlocks
 from tandem.kv.hashing import chain_hashes, root_hash
+from tandem.worker.kv.block_files import BlockFiles
+from tandem.worker.kv.file_cache import FileCache
 from tests.e2e.client import PATIENCE_S, new_request
 from tests.unit.worker.conftest import Node, Nodes
 from tests.unit.worker.fake_model import MODEL, continuation
@@ -162,3 +173,33 @@ async def test_a_disk_that_fails_to_read_costs_only_the_files(
             await fill(first, other)
         assert await num_from_files(first) == 0
     assert len(block_paths(tmp_path)) > 6, "they are not deleted"
+
+
+class StopsOnFirstPut(queue.SimpleQueue[Any]):
+    """Stop a file cache, on another thread, as soon as the first block of a batch is in the queue."""
+
+    cache: FileCache
+    has_stopped = False
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        super().put(item, block, timeout)
+        if item is not None and not self.has_stopped:
+            self.has_stopped = True
+            stopper = threading.Thread(target=self.cache.stop, args=(0.0,))
+            stopper.start()
+            stopper.join()
+
+
+def test_a_stop_in_the_midst_of_a_batch_ends_all_threads(tmp_path: Path) -> None:
+    """No reader may end before it has read the blocks that are queued after the stop."""
+    files = BlockFiles(tmp_path, 4, 1, 1 << 20)
+    host = SimpleNamespace(host_view=lambda slot: memoryview(bytearray(4)), digest_host=lambda slots: [])
+    cache = FileCache(files, cast(HostBlocks, host), lambda command: None, SystemClock())
+    cache._to_read = to_read = StopsOnFirstPut()
+    to_read.cache = cache
+    cache.start()
+    hashes = tuple(chain_hashes(root_hash("f00d", 4, ""), PROMPT, 4))
+    cache.submit(ReadFiles(1, hashes, tuple(map(HostSlot, range(len(hashes)))), ()))
+    while not to_read.has_stopped:
+        time.sleep(0.001)
+    assert cache.stop(2.0)

@@ -81,8 +81,6 @@ class FileCache:
         self._has_stopped.set()
         self._reads.put(None)
         self._writes.put(None)
-        for _ in range(NUM_READERS):
-            self._to_read.put(None)
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(timeout_s)
@@ -108,6 +106,9 @@ class FileCache:
                 # Nobody waits for this.
                 self._files.touch([*order.before, *order.hashes[:num_read]])
                 self._changed(self._files.forget_missing(order.hashes[num_read:]))
+        # Only here no block of a batch can be queued after it.
+        for _ in range(NUM_READERS):
+            self._to_read.put(None)
 
     def _read_batch(self, batch: Sequence[tuple[BlockHash, HostSlot]]) -> int:
         """Read the blocks of a batch into their host slots. Return how many of them, counted from the first up to the
