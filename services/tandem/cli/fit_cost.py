@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -17,7 +18,12 @@ from tandem.sim.machines.profile import FitQuality, Profile, WorkerProfile, enco
 def run(_resolved: Resolved, args: argparse.Namespace) -> int:
     """Fit a profile on the step logs, write it to `--output` and print a summary; returns the exit code 0.
 
-    Raises TandemError for logs that cannot be read or fitted, and for an output that cannot be written."""
+    Raises TandemError for numbers that no cluster has, for logs that cannot be read or fitted, and for an output that
+    cannot be written."""
+    if not 0 <= args.latency_ms < math.inf:
+        raise invalid_request(f"--latency-ms {args.latency_ms:g} must be 0 or more")
+    if not 0 < args.bandwidth < math.inf:
+        raise invalid_request(f"--bandwidth {args.bandwidth:g} must be more than 0")
     logs = read_logs(args.logs)
     fitted = fit_all(logs)
     profile = profile_of(logs, fitted, args.latency_ms / 1e3, args.bandwidth, args.note)

@@ -6,6 +6,7 @@ import http.client
 import json
 import ssl
 from email.utils import parsedate_to_datetime
+from typing import Any
 from urllib.parse import urlsplit
 
 from tandem.core.clock import Clock, wall_ns
@@ -25,7 +26,11 @@ def check_gateway(url: str, clock: Clock, ca_file: str | None = None) -> tuple[F
     signed the certificate of an https:// gateway; None for the system's CAs."""
     if not url:
         return skip("gateway", "set --url to check a running gateway"), None
-    if urlsplit(url).scheme not in ("http", "https"):
+    try:
+        is_http = urlsplit(url).scheme in ("http", "https")
+    except ValueError as error:
+        return fail("gateway", f"--url {url} is no URL: {error}", "write http://HOST:PORT, or https://HOST:PORT"), None
+    if not is_http:
         fix = f"write http://{url}, or https://{url} for a gateway with TLS"
         return fail("gateway", f"--url {url} is no URL of HTTP", fix), None
     try:
@@ -36,7 +41,6 @@ def check_gateway(url: str, clock: Clock, ca_file: str | None = None) -> tuple[F
     try:
         health, _, skew = _get(url, "/health", clock, context)
         ready, body, _ = _get(url, "/ready", clock, context)
-        reply = json.loads(body or "{}")
     except ssl.SSLError as error:
         fix = (
             "set --ca-file to the CA that signed the gateway's certificate, and --url to a name in that certificate; "
@@ -49,17 +53,34 @@ def check_gateway(url: str, clock: Clock, ca_file: str | None = None) -> tuple[F
             "gateway with TLS; in a pod check the Service, the Ingress and the NetworkPolicy"
         )
         return fail("gateway", f"{url} does not answer: {str(error) or type(error).__name__}", fix), None
+    return _judge_answers(url, health, ready, body), skew
+
+
+def _judge_answers(url: str, health: int, ready: int, body: bytes) -> Finding:
+    """Return the finding on the status of /health (`health`), and on the status (`ready`) and body of /ready."""
+    fix = "set --url to the address of Tandem's gateway itself, without a path"
     if health != 200:
-        fix = "set --url to the address of Tandem's gateway itself, without a path"
-        return fail("gateway", f"{url}/health is not ok: status {health}", fix), skew
+        return fail("gateway", f"{url}/health is not ok: status {health}", fix)
+    reply = _json_object(body)
+    if reply is None:
+        return fail("gateway", f"{url}/ready is not answered by a gateway: status {ready}, no JSON object", fix)
     if ready != 200:
         fix = "start workers of both roles, with the same Redis and the same secret: see the check `workers`"
         missing = reply.get("reason") or body.decode(errors="replace")
-        return fail("gateway", f"{url} is not ready: {missing}", fix), skew
+        return fail("gateway", f"{url} is not ready: {missing}", fix)
     if reply.get("warning"):
         found = f"{url} is ready, with a warning: {reply['warning']}"
-        return warn("gateway", found, "correct what the warning names; the gateway's log has more"), skew
-    return ok("gateway", f"{url} is ready"), skew
+        return warn("gateway", found, "correct what the warning names; the gateway's log has more")
+    return ok("gateway", f"{url} is ready")
+
+
+def _json_object(body: bytes) -> dict[str, Any] | None:
+    """Return the JSON object in a response, {} for an empty response; None where it is something else."""
+    try:
+        found = json.loads(body or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _get(url: str, path: str, clock: Clock, context: ssl.SSLContext) -> tuple[int, bytes, Skew | None]:

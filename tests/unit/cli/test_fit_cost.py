@@ -39,6 +39,22 @@ def test_bad_logs_are_refused_before_anything_is_written(tmp_path: Path, capsys:
     assert not profile.exists()
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "rule"),
+    [
+        *(("--latency-ms", value, "must be 0 or more") for value in ("-50", "nan", "inf")),
+        *(("--bandwidth", value, "must be more than 0") for value in ("0", "-1", "nan", "inf")),
+    ],
+)
+def test_numbers_that_no_cluster_has_are_refused(
+    tmp_path: Path, flag: str, value: str, rule: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_log(tmp_path, 400)
+    profile = tmp_path / "profile.json"
+    assert main(["fit-cost", str(tmp_path), "--output", str(profile), f"{flag}={value}"]) == 2
+    assert f"tandem fit-cost: {flag} {value} {rule}" in capsys.readouterr().err and not profile.exists()
+
+
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_log(tmp_path, 400)
     assert main(["fit-cost", str(tmp_path), "--output", str(tmp_path / "none" / "p.json")]) == 2

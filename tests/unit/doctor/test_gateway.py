@@ -24,12 +24,13 @@ CLOCK = SystemClock()
 def answering(
     answers: Mapping[str, tuple[int, Any]], date: str = "", files: GatewayConfig | None = None
 ) -> Iterator[str]:
-    """Serve `answers` (path -> status and JSON); yields the URL. `files`: serve TLS with these."""
+    """Serve `answers` (path -> status and JSON, or bytes as they are); yields the URL. `files`: serve TLS with
+    these."""
 
     class Handler(QuietHandler):
         def do_GET(self) -> None:
             status, reply = answers.get(self.path, (404, {}))
-            self.answer(status, json.dumps(reply).encode())
+            self.answer(status, reply if isinstance(reply, bytes) else json.dumps(reply).encode())
 
         def date_time_string(self, timestamp: float | None = None) -> str:
             return date or super().date_time_string(timestamp)
@@ -56,10 +57,22 @@ def test_one_that_is_not() -> None:
         assert_fails(check_gateway(url, CLOCK)[0], "gateway", "/health is not ok", "Tandem's gateway itself")
 
 
+def test_a_server_that_is_no_gateway() -> None:
+    page = b"<html>It works!</html>"
+    with answering({"/health": (404, page), "/ready": (404, page)}) as url:
+        found = "/health is not ok: status 404"
+        assert_fails(check_gateway(url, CLOCK)[0], "gateway", found, "Tandem's gateway itself")
+    for body in (page, ["a list"]):
+        with answering({"/health": (200, page), "/ready": (200, body)}) as url:
+            found = "/ready is not answered by a gateway: status 200"
+            assert_fails(check_gateway(url, CLOCK)[0], "gateway", found, "Tandem's gateway itself")
+
+
 def test_one_that_does_not_answer() -> None:
     url = f"http://127.0.0.1:{free_port()}"
     assert_fails(check_gateway(url, CLOCK)[0], "gateway", "does not answer: [Errno 111]", "`curl -i URL/health`")
     assert_fails(check_gateway("nonsense:8000", CLOCK)[0], "gateway", "is no URL of HTTP", "write http://nonsense:8000")
+    assert_fails(check_gateway("http://[::1", CLOCK)[0], "gateway", "is no URL: Invalid IPv6 URL", "http://HOST:PORT")
     assert check_gateway("nonsense", CLOCK)[1] is None
     assert_skips(check_gateway("", CLOCK)[0], "gateway", "set --url")
 
