@@ -176,6 +176,7 @@ def test_broken_tensors_are_named(tmp_path: Path, change: dict[str, torch.Tensor
         ),
         (COMPRESSED | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
         (COMPRESSED | {"config_groups": {}}, "config_groups"),
+        (COMPRESSED | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.*sparse-24"),
         (compressed("float-quantized", type="float", num_bits=4, strategy="channel"), "num_bits=4"),
     ],
 )
@@ -200,7 +201,9 @@ _WRITTEN = {
         (GPTQ | _WRITTEN | {"checkpoint_format": None, "desc_act": False}, GPTQ),
         (GPTQ | _WRITTEN | {"format": "gptq", "dynamic": {"-:.*mlp.gate.*": {}}, "lm_head": False}, GPTQ),
         (GPTQ | {"checkpoint_format": None, "format": "gptq_v2"}, GPTQ | {"checkpoint_format": "gptq_v2"}),
+        (GPTQ | {"lm_head": True}, GPTQ),
         (AWQ | _WRITTEN | {"format": "gemm"}, AWQ),
+        (COMPRESSED | {"sparsity_config": {"format": "dense", "global_sparsity": 0.1}}, COMPRESSED),
         (FP8 | {"scale_fmt": "float", "expert_dtype": "fp8", "modules_to_convert": None, "dequantize": False}, FP8),
     ],
 )

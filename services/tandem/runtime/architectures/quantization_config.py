@@ -40,6 +40,7 @@ _HARMLESS = frozenset(
         "global_compression_ratio",
         "ignore",
         "ignored_layers",
+        "lm_head",
         "max_input_length",
         "meta",
         "model_file_base_name",
@@ -116,6 +117,9 @@ def _compressed_tensors(config: Json) -> Formats:
     groups = [group.get("weights") or {} for group in (config.get("config_groups") or {}).values()]
     if not groups or any(group != groups[0] for group in groups):
         raise _refused(f"{len(groups)} config_groups (one way to store weights is needed)")
+    sparsity = config.get("sparsity_config") or {}
+    if sparsity.get("format", "dense") != "dense":
+        raise _refused(f"sparsity_config={sparsity!r}")
     weights, kind = groups[0], config.get("format")
     _expect(weights, "symmetric", True)
     _expect(weights, "actorder", None, False, "static", "weight")
@@ -146,7 +150,7 @@ def _compressed_tensors(config: Json) -> Formats:
 
 _READERS: dict[Any, tuple[Callable[[Json], Formats], frozenset[str]]] = {
     "fp8": (_fp8, frozenset({"expert_dtype", "fmt", "scale_fmt", "weight_block_size"})),
-    "compressed-tensors": (_compressed_tensors, frozenset({"format", "config_groups"})),
+    "compressed-tensors": (_compressed_tensors, frozenset({"config_groups", "format", "sparsity_config"})),
     "gptq": (_gptq, frozenset({"bits", "checkpoint_format", "dynamic", "format", "group_size", "pack_dtype"})),
     "awq": (_awq, frozenset({"bits", "format", "group_size", "zero_point"})),
     "gguf": (_gguf, frozenset()),
