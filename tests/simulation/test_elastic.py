@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tandem.core.config import GatewayConfig, PlannerConfig
+from tandem.core.events import Finished
 from tandem.core.ids import RequestId
 from tandem.core.slo import Slo
 from tandem.scaling.cluster_state import ClusterState
@@ -19,7 +20,8 @@ from tandem.sim.scaling.autoscale import Autoscaler, ElasticRun, ElasticSpec, Sc
 from tandem.sim.scaling.queue_scaler import QueuePolicy, QueueScaler
 from tandem.sim.simulate import simulate
 from tandem.workload.scheduled_request import ScheduledRequest
-from tests.simulation.clusters import cluster_spec, scheduled, slow_spec
+from tests.simulation.clusters import cluster, cluster_spec, prompt, scheduled, slow_spec
+from tests.simulation.clusters import run as run_all
 
 SLO = Slo(ttft_s=1.0, itl_s=0.1)
 START_S = 4.0
@@ -190,3 +192,23 @@ def test_pools_sleep_between_two_waves_and_the_first_request_of_the_second_wakes
         ScalerAdapter(Scaler(SLEEPS, SLO)), [*first, *second], gateway=replace(holds, wake_timeout_s=0.0)
     )
     assert without.report.errors["no_worker"] > 0
+
+
+def test_workers_that_have_left_do_not_hide_one_that_holds_the_prompt() -> None:
+    """The workers that computed a prompt first all leave. Of their successors one holds it, and decodes, so that it is
+    not among the least loaded ones."""
+    kind, tokens = slow_spec(), prompt(1, 1600)
+    one = cluster((kind, 20), gateway=GatewayConfig(disaggregation="off", remote_prefix=False))
+    old = list(one.workers)
+
+    def replace_all() -> None:
+        for worker in old:
+            one.start(kind)
+            one.drain(worker, 60.0, lambda: None)
+
+    one.after(20.0, replace_all)
+    same = [scheduled(number, 0.0, tokens) for number in range(20)]
+    traces = run_all(one, [*same, scheduled(20, 30.0, tokens, 400), scheduled(21, 40.0, tokens)])
+    long, last = (trace.outcome for trace in traces[20:])
+    assert isinstance(long, Finished) and isinstance(last, Finished)
+    assert (long.num_cached_tokens, last.num_cached_tokens) == (0, 1584)

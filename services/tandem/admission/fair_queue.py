@@ -73,6 +73,7 @@ class FairQueue:
         `key` waits already.
         """
         flow = self._flow(item.flow_key)
+        flow.weigh(item.weight)
         if not flow.waiting:
             flow.lift(self._virtual[item.flow_key.lane])
         self._num_pushed += 1
@@ -171,7 +172,7 @@ class FairQueue:
         own_flow, lane = self._flows.get(item.flow_key), item.flow_key.lane
         counter = self._virtual[lane] if own_flow is None or not own_flow.waiting else own_flow.counter
         if own_flow is not None:
-            counter = max(counter, own_flow.counter)
+            counter = max(counter, own_flow.counter_with(item.weight))
         num_own_ahead = 0 if own_flow is None else own_flow.num_ahead(item)
         end = counter + (num_own_ahead + item.num_tokens) / item.weight
         num_ahead = 0.0

@@ -73,15 +73,17 @@ class _QueuedRequest(NamedTuple):
 class TenantQueue:
     """Choose which waiting request of one tenant in one lane is sent next, by priority, age and length.
 
-    `weight`: the tenant's share relative to other tenants. `num_tokens`: tokens of all waiting requests, which
-    `waiting` holds by id. `credit`: tokens sent ahead of the oldest request; once they reach its own tokens, it is sent
-    next. `lifted`: by how much `lift` has raised `counter` in total. `counter` (tokens charged / weight, plus `lifted`)
-    and `stamp` (number of the newest entry in the heap of tenants) are maintained by `FairQueue`. `_by_age` and
-    `_by_size` are sorted lists: to insert into or delete from ten thousand entries takes a few microseconds.
+    `weight`: the tenant's share relative to other tenants; 1 until `is_weighted`. `num_tokens`: tokens of all waiting
+    requests, which `waiting` holds by id. `credit`: tokens sent ahead of the oldest request; once they reach its own
+    tokens, it is sent next. `lifted`: by how much `lift` has raised `counter` in total. `counter` (tokens charged /
+    weight, plus `lifted`) and `stamp` (number of the newest entry in the heap of tenants) are maintained by
+    `FairQueue`. `_by_age` and `_by_size` are sorted lists: to insert into or delete from ten thousand entries takes a
+    few microseconds.
     """
 
     flow_key: FlowKey
     weight: float = 1.0
+    is_weighted: bool = False
     counter: float = 0.0
     lifted: float = 0.0
     num_tokens: int = 0
@@ -91,6 +93,17 @@ class TenantQueue:
     _by_age: list[_ByAge] = field(default_factory=list)
     _by_size: list[_BySize] = field(default_factory=list)
     _sizes: Counter[_Size] = field(default_factory=Counter)
+
+    def counter_with(self, weight: float) -> float:
+        """Return the tenant's counter for its `weight`. The weight is unknown before the tenant's first request here;
+        until then `counter` holds the tokens that other gateways have charged, not divided by it."""
+        return self.counter if self.is_weighted else self.counter / weight
+
+    def weigh(self, weight: float) -> None:
+        """Set the weight of the tenant whose request arrives."""
+        self.counter = self.counter_with(weight)
+        self.weight = weight
+        self.is_weighted = True
 
     def lift(self, counter: float) -> None:
         """Raise the tenant's counter to `counter`, because the tenant had no waiting request; do nothing when it is as

@@ -110,7 +110,9 @@ class Shortlist:
     def _find_holders(self, hits: Mapping[WorkerRef, PrefixHit]) -> list[WorkerView]:
         if not hits:
             return []
-        best = heapq.nsmallest(NUM_BY_HITS, hits.items(), key=lambda item: (-item[1].num_blocks, item[0].id))
+        # Not those that drain, for example: the prefix index has them until they are gone.
+        usable = (item for item in hits.items() if self._candidates.contains(self._request.model, item[0]))
+        best = heapq.nsmallest(NUM_BY_HITS, usable, key=lambda item: (-item[1].num_blocks, item[0].id))
         views = (self._candidates.find(self._request.model, ref) for ref, _ in best)
         return [view for view in views if view is not None]
 

@@ -193,10 +193,14 @@ class WorkerRanking:
     def find(self, model: str, ref: WorkerRef) -> WorkerView | None:
         """Return the worker `ref` of `model`, whatever lanes it serves; None where it is unknown or left out by
         `without`."""
-        key = self._keys.get(ref)
-        if key is None or key.model != model or ref in self._absent:
+        if not self.contains(model, ref):
             return None
-        return self._by_model[model][key.lanes].workers[ref].get_view()
+        return self._by_model[model][self._keys[ref].lanes].workers[ref].get_view()
+
+    def contains(self, model: str, ref: WorkerRef) -> bool:
+        """Return whether `find` returns the worker `ref` of `model`."""
+        key = self._keys.get(ref)
+        return key is not None and key.model == model and ref not in self._absent
 
     def fingerprint(self, ref: WorkerRef) -> str | None:
         """Return the fingerprint of a worker, which may be draining; None where it is unknown."""
@@ -205,8 +209,7 @@ class WorkerRanking:
     def serves(self, model: str, lane: Lane, ref: WorkerRef) -> bool:
         """Return whether the worker `ref` serves `model` and `lane`; False where it is unknown or left out by
         `without`."""
-        key = self._keys.get(ref)
-        return key is not None and key.model == model and lane in key.lanes and ref not in self._absent
+        return self.contains(model, ref) and lane in self._keys[ref].lanes
 
     def workers(self, model: str, lane: Lane) -> list[WorkerView]:
         """Return all workers of `model` that serve `lane`, in no particular order."""

@@ -70,6 +70,22 @@ def test_a_tenant_with_twice_the_weight_gets_twice_the_tokens() -> None:
     assert 19 <= sum(name.startswith("b") for name in first) <= 21
 
 
+@pytest.mark.parametrize(("weight", "expected"), [(10.0, ["b", "a"]), (0.1, ["a", "b"])])
+def test_what_other_gateways_charged_counts_by_weight_before_a_tenants_first_request(
+    weight: float, expected: list[str]
+) -> None:
+    queue = queue_of(("a0", item(A, 500)))
+    assert pop_all(queue) == ["a0"]
+    queue.push(RequestId("a"), item(A, 10))
+    queue.add_to_counter(item(B, 1).flow_key, 1000)
+    first, before = item(B, 10, weight=weight), queue.num_ahead(item(B, 10, weight=weight))
+    assert before == (0 if weight == 10 else 10)
+    queue.push(RequestId("b"), first)
+    queue.add_to_counter(first.flow_key, 10)
+    assert queue._flow(first.flow_key).counter == pytest.approx(1010 / weight)
+    assert pop_all(queue) == expected
+
+
 def test_an_idle_tenant_does_not_keep_unused_capacity() -> None:
     queue = queue_of(*((f"a{i}", item(A, 100)) for i in range(20)))
     for i in range(10):

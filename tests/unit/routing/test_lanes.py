@@ -176,6 +176,19 @@ def test_a_worker_that_holds_the_prompt_is_compared_although_many_of_other_lanes
     assert chosen(place(all_linked(*others, *idle, holder), request, routing=Routing(remote_prefix=False))) == "k k"
 
 
+@pytest.mark.parametrize("is_draining", [False, True])
+def test_a_worker_that_holds_the_prompt_is_compared_although_many_that_take_no_work_hold_more(
+    is_draining: bool,
+) -> None:
+    """As in an upgrade, in which the old workers drain. Those that are left out have failed."""
+    old = [worker(f"a{i}", "mixed", draining=is_draining) for i in range(NUM_BY_HITS)]
+    idle, holder = [worker(f"i{i}", "mixed") for i in range(8)], worker("k", "mixed", num_queued_tokens=1)
+    hits = {view.ref: PrefixHit(950, 950) for view in old} | {holder.ref: PrefixHit(900, 900)}
+    request = RoutingRequest("m", num_prompt=16_000, mode="off", hits=hits)
+    ranking = all_linked(*old, *idle, holder).without(set() if is_draining else {view.ref for view in old})
+    assert chosen(place(ranking, request, routing=Routing(remote_prefix=False))) == "k k"
+
+
 @pytest.mark.parametrize("mode", ["off", "prefer", "strict", "auto"])
 def test_a_worker_for_which_a_more_urgent_lane_waits_counts_as_full(mode: Disaggregation) -> None:
     shared, decode = worker("p", "prefill"), worker("d", "decode", BATCH)
