@@ -223,9 +223,10 @@ def test_message_parts_are_joined_and_absent_fields_left_out() -> None:
     assert conversation(body.messages) == [{"role": "user", "content": "a\nb"}]
 
 
-def test_an_assistant_message_may_have_no_content() -> None:
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_an_assistant_message_may_have_no_content(name: str) -> None:
     """The assistant may have reasoned, refused, or called tools: clients return its messages as they got them."""
-    message = {"role": "assistant", "content": None, "reasoning_content": "hm", "refusal": "no"}
+    message = {"role": "assistant", "content": None, name: "hm", "refusal": "no"}
     body = chat_body(messages=[message])
     assert conversation(body.messages) == [{"role": "assistant", "content": "", "reasoning_content": "hm"}]
 

@@ -77,6 +77,8 @@ class ContentPart(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct):
+    """Message of a chat. `reasoning`: vLLM's later name for `reasoning_content`, which overrides it."""
+
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
@@ -85,6 +87,7 @@ class ChatMessage(msgspec.Struct):
     reasoning_content: str | None = None
     function_call: dict[str, Any] | None = None
     audio: dict[str, Any] | None = None
+    reasoning: str | None = None
 
 
 class StreamOptions(msgspec.Struct):
