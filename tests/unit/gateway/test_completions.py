@@ -168,6 +168,12 @@ async def test_an_invalid_request_is_no_refusal(seen: Watched) -> None:
     assert "tandem.admissions" not in [family.instrument.name for family in seen.metrics.collect()]
 
 
+async def test_the_beginning_of_a_long_user_names_the_session(seen: Watched, dispatch: ScriptedDispatch) -> None:
+    dispatch.script = lambda request: ScriptedStream(instant_events(request, [5]))
+    await seen.complete(user="ab" * 1_000_000)
+    assert dispatch.callers[0].session == "ab" * 512
+
+
 async def test_the_retries_of_all_prompts_count(seen: Watched, dispatch: ScriptedDispatch) -> None:
     def script(request: Request) -> ScriptedStream:
         stream = ScriptedStream(instant_events(request, [5]))
