@@ -24,6 +24,7 @@ _RECORD = RequestRecord(
     path="remote",
     reason="",
     num_attempts=1,
+    num_retries=0,
     pauses=NO_PAUSES,
     yields=(),
     workers=("p", "d"),

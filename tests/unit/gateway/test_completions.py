@@ -168,6 +168,24 @@ async def test_an_invalid_request_is_no_refusal(seen: Watched) -> None:
     assert "tandem.admissions" not in [family.instrument.name for family in seen.metrics.collect()]
 
 
+async def test_the_beginning_of_a_long_user_names_the_session(seen: Watched, dispatch: ScriptedDispatch) -> None:
+    dispatch.script = lambda request: ScriptedStream(instant_events(request, [5]))
+    await seen.complete(user="ab" * 1_000_000)
+    assert dispatch.callers[0].session == "ab" * 512
+
+
+async def test_the_retries_of_all_prompts_count(seen: Watched, dispatch: ScriptedDispatch) -> None:
+    def script(request: Request) -> ScriptedStream:
+        stream = ScriptedStream(instant_events(request, [5]))
+        stream.num_attempts = len(dispatch.requests)
+        return stream
+
+    dispatch.script = script
+    await seen.complete(prompt=PROMPTS)
+    assert seen.records.taken[0].num_attempts == 3
+    assert seen.family("tandem.request.retries").points == {(): 1 + 2}
+
+
 async def test_a_merger_left_early_closes_its_sources() -> None:
     closed: list[int] = []
 

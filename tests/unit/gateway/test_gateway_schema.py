@@ -150,6 +150,10 @@ def complete(served: ServedModel, **fields: Any) -> Request:
         ("audio", {"voice": "x"}, UNSUPPORTED, "audio"),
         ("reasoning_effort", "low", UNSUPPORTED, "reasoning_effort"),
         ("best_of", 2, UNSUPPORTED, "best_of"),
+        ("chat_template", "{{ messages }}", UNSUPPORTED, "chat_template"),
+        ("include_reasoning", False, UNSUPPORTED, "include_reasoning"),
+        ("return_tokens_as_token_ids", True, UNSUPPORTED, "return_tokens_as_token_ids"),
+        ("thinking_token_budget", 100, UNSUPPORTED, "thinking_token_budget"),
         ("chat_template_kwargs", {"messages": []}, INVALID, "chat_template_kwargs"),
     ],
 )
@@ -179,6 +183,7 @@ def test_a_chat_is_refused_by_field(served: ServedModel, field: str, value: Any,
         ("echo", 1, INVALID, "echo"),
         ("best_of", 2, UNSUPPORTED, "best_of"),
         ("suffix", "x", UNSUPPORTED, "suffix"),
+        ("prompt_embeds", "eA==", UNSUPPORTED, "prompt_embeds"),
         ("logprobs", 21, INVALID, "logprobs"),
         ("logprobs", True, INVALID, "logprobs"),
     ],
@@ -201,6 +206,7 @@ def test_no_op_fields_and_unknown_fields_are_accepted(served: ServedModel) -> No
         "frequency_penalty": None,
         "echo": False,
         "modalities": ["text"],
+        "include_reasoning": True,
         "user": "somebody",
         "metadata": {"a": "b"},
         "never_heard_of": [1],
@@ -217,9 +223,10 @@ def test_message_parts_are_joined_and_absent_fields_left_out() -> None:
     assert conversation(body.messages) == [{"role": "user", "content": "a\nb"}]
 
 
-def test_an_assistant_message_may_have_no_content() -> None:
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_an_assistant_message_may_have_no_content(name: str) -> None:
     """The assistant may have reasoned, refused, or called tools: clients return its messages as they got them."""
-    message = {"role": "assistant", "content": None, "reasoning_content": "hm", "refusal": "no"}
+    message = {"role": "assistant", "content": None, name: "hm", "refusal": "no"}
     body = chat_body(messages=[message])
     assert conversation(body.messages) == [{"role": "assistant", "content": "", "reasoning_content": "hm"}]
 

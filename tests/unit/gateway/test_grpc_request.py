@@ -20,6 +20,7 @@ NOT_OVER_GRPC = {
     **{f"guided_{form}": "structured_outputs is its successor" for form in ("json", "regex", "choice", "grammar")},
     "messages.function_call": "refused over HTTP too; tool_calls is its successor",
     "messages.audio": "refused over HTTP too",
+    "messages.reasoning": "another name of reasoning_content",
 }
 
 

@@ -69,8 +69,8 @@ def test_one_answer_is_counted_once_everywhere() -> None:
 
 
 def test_failed_requests_are_not_in_the_latencies_of_finished_ones() -> None:
-    lost = replace(RECORD, outcome="worker_lost", error="gone", num_attempts=4)
-    metrics = metrics_of(lost, replace(lost, outcome="cancelled", num_attempts=1))
+    lost = replace(RECORD, outcome="worker_lost", error="gone", num_retries=3)
+    metrics = metrics_of(lost, replace(lost, outcome="cancelled", num_retries=0))
     (lost_key, cancelled_key) = points(metrics, "gen_ai.server.request.duration")
     assert (lost_key[-1], cancelled_key[-1]) == ("worker_lost", "cancelled")
     assert not points(metrics, "gen_ai.server.time_per_output_token")

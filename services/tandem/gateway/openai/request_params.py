@@ -168,7 +168,7 @@ def _message(message: ChatMessage, where: str) -> dict[str, Any]:
         "name": message.name,
         "tool_call_id": message.tool_call_id,
         "tool_calls": parse_message_calls(message.tool_calls, f"{where}.tool_calls") if message.tool_calls else None,
-        "reasoning_content": message.reasoning_content,
+        "reasoning_content": message.reasoning if message.reasoning_content is None else message.reasoning_content,
     }
     return {name: value for name, value in facts.items() if value is not None}
 

@@ -36,10 +36,19 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     # Widespread additions of other servers.
     "allowed_token_ids": (None, []),
     "bad_words": (None, []),
+    "chat_template": (None,),
     "documents": (None, []),
+    "include_reasoning": (None, True),
     "length_penalty": (None, 1),
+    "logprob_token_ids": (None,),
+    "prompt_embeds": (None,),
+    "repetition_detection": (None,),
+    "return_prompt_text": (None, False),
+    "return_tokens_as_token_ids": (None, False),
+    "thinking_token_budget": (None, -1),
     "truncate_prompt_tokens": (None,),
     "use_beam_search": (None, False),
+    "watermarking": (None, False),
 }
 _INSTEAD = {"functions": "tools", "function_call": "tool_choice"}
 """OpenAI's older fields, and the supported field to use instead of each."""
@@ -68,6 +77,8 @@ class ContentPart(msgspec.Struct):
 
 
 class ChatMessage(msgspec.Struct):
+    """Message of a chat. `reasoning`: vLLM's later name for `reasoning_content`, which overrides it."""
+
     role: str
     content: str | list[ContentPart] | None = None
     name: str | None = None
@@ -76,6 +87,7 @@ class ChatMessage(msgspec.Struct):
     reasoning_content: str | None = None
     function_call: dict[str, Any] | None = None
     audio: dict[str, Any] | None = None
+    reasoning: str | None = None
 
 
 class StreamOptions(msgspec.Struct):
@@ -203,6 +215,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 _OFF_OF: Mapping[type[msgspec.Struct], Mapping[str, tuple[Any, ...]]] = {
     ChatBody: {**_OFF, "echo": (None, False), "best_of": (None, 1)},
     CompletionBody: {**_OFF, "suffix": (None, ""), "top_logprobs": (None,)},
+    TokenizeBody: {"chat_template": (None,)},
 }
 Body = TypeVar("Body", ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
 

@@ -69,6 +69,9 @@ _MAX_WAITING = 512
 """Largest number of turns of one tenant that wait for a tokenizer thread."""
 MAX_TOKENIZED = 64 << 10
 """Largest number of tokens that /tokenize returns and that /detokenize takes, unless the model's context is longer."""
+_MAX_SESSION_CHARS = 1024
+"""Characters of the field `user` that name a session: the router hashes the name once for each placement that it
+considers, and a name of 4 MB takes 10 ms."""
 _MESSAGE_CHARS = 20
 """Estimate of the characters that a chat template writes around each message."""
 
@@ -122,7 +125,7 @@ class CompletionStream:
         self._explain = caller.explain
         body = self.params.body
         if not caller.session and body.user:
-            caller = replace(caller, session=body.user)
+            caller = replace(caller, session=body.user[:_MAX_SESSION_CHARS])
         if caller.disaggregation is None and body.disaggregation is not None:
             caller = replace(caller, disaggregation=body.disaggregation)
         recording = self._recording

@@ -96,8 +96,8 @@ class RequestMetrics:
                 self._stages.of(stage.value, record.lane, model).record_traced(seconds, trace, at)
         if record.path:
             self._placements.add(1, record.path, record.reason)
-        if record.num_attempts > 1:
-            self._retries.add(record.num_attempts - 1)
+        if record.num_retries:
+            self._retries.add(record.num_retries)
 
     def _count_tokens(self, record: RequestRecord) -> None:
         usage = record.usage

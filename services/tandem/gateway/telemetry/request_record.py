@@ -27,8 +27,9 @@ class RequestRecord:
     - `path`: "remote" (two workers), "local" (one worker) or "fallback" (one worker, because the request could not be
       split); empty where the request was not placed. `reason`: why the request took that path, or the limit that
       refused it; may be empty.
-    - `num_attempts`: 1 plus the retries; 0 where the request was not admitted. `workers`: ids of the workers of the
-      last placement, the one that computed the prompt first; empty where the request was not placed.
+    - `num_attempts`: 1 plus the retries, the maximum over the prompts; 0 where the request was not admitted.
+      `num_retries`: the retries of all prompts. `workers`: ids of the workers of the last placement, the one that
+      computed the prompt first; empty where the request was not placed.
     - `pauses`: number and seconds of the preemptions after which a choice was resumed, over all prompts and choices.
     - `yields`: number and losses of the sequences that were preempted in favour of the request, by lane.
     - `received_at`: seconds since the epoch. `first_token_s`: seconds from arrival to the first token sent; None where
@@ -54,6 +55,7 @@ class RequestRecord:
     path: str
     reason: str
     num_attempts: int
+    num_retries: int
     pauses: Pauses
     yields: tuple[LaneYield, ...]
     workers: tuple[str, ...]

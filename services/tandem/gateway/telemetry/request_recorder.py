@@ -240,6 +240,7 @@ class RequestRecording:
             path=path,
             reason=why if path else getattr(error, "reason", ""),
             num_attempts=max((each.num_attempts for each in self.placements), default=0),
+            num_retries=sum(each.num_attempts - 1 for each in self.placements),
             pauses=Pauses.sum(ledger.pauses for ledger in self.ledgers),
             yields=merged_yields(part for ledger in self.ledgers for part in ledger.yields),
             workers=() if placement is None else tuple(placement.workers),
