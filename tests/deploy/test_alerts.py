@@ -74,6 +74,12 @@ def test_what_a_runbook_names_exists(alert: dict[str, Any]) -> None:
     assert quoted <= {place.partition(" / ")[2] for place, _ in panels()}, "panels of dashboards"
 
 
+def test_a_gateway_is_ready_whatever_its_tenants_file_is() -> None:
+    """A file that it rejects is a warning of /ready (tests/unit/gateway/test_tenants_http.py)."""
+    (alert,) = (alert for alert in ALERTS if alert["alert"] == "TandemGatewayNotReady")
+    assert "tenants" not in alert["annotations"]["runbook"]
+
+
 def test_a_step_stalls_as_the_runbook_says() -> None:
     (alert,) = (alert for alert in ALERTS if alert["alert"] == "TandemWorkerUnhealthy")
     assert f"worker.step_stall_s and {STALL_FACTOR} times the longest recent one," in alert["annotations"]["runbook"]
