@@ -80,6 +80,12 @@ def test_a_gateway_is_ready_whatever_its_tenants_file_is() -> None:
     assert "tenants" not in alert["annotations"]["runbook"]
 
 
+def test_only_redis_makes_the_prefix_index_unreachable() -> None:
+    """Programs with other settings find no blocks in the index; that it can be read does not depend on them."""
+    (alert,) = (alert for alert in ALERTS if alert["alert"] == "TandemPrefixIndexUnreachable")
+    assert "redis.index_stride" not in alert["annotations"]["runbook"]
+
+
 def test_a_step_stalls_as_the_runbook_says() -> None:
     (alert,) = (alert for alert in ALERTS if alert["alert"] == "TandemWorkerUnhealthy")
     assert f"worker.step_stall_s and {STALL_FACTOR} times the longest recent one," in alert["annotations"]["runbook"]
