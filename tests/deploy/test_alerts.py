@@ -86,7 +86,7 @@ def test_only_redis_makes_the_prefix_index_unreachable() -> None:
     assert "redis.index_stride" not in alert["annotations"]["runbook"]
 
 
-def test_a_step_stalls_as_the_runbook_says() -> None:
+def test_the_runbook_knows_when_a_step_stalls() -> None:
     (alert,) = (alert for alert in ALERTS if alert["alert"] == "TandemWorkerUnhealthy")
     assert f"worker.step_stall_s and {STALL_FACTOR} times the longest recent one," in alert["annotations"]["runbook"]
 
