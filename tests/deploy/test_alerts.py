@@ -74,7 +74,19 @@ def test_what_a_runbook_names_exists(alert: dict[str, Any]) -> None:
     assert quoted <= {place.partition(" / ")[2] for place, _ in panels()}, "panels of dashboards"
 
 
-def test_a_step_stalls_as_the_runbook_says() -> None:
+def test_a_gateway_is_ready_whatever_its_tenants_file_is() -> None:
+    """A file that it rejects is a warning of /ready (tests/unit/gateway/test_tenants_http.py)."""
+    (alert,) = (alert for alert in ALERTS if alert["alert"] == "TandemGatewayNotReady")
+    assert "tenants" not in alert["annotations"]["runbook"]
+
+
+def test_only_redis_makes_the_prefix_index_unreachable() -> None:
+    """Programs with other settings find no blocks in the index; that it can be read does not depend on them."""
+    (alert,) = (alert for alert in ALERTS if alert["alert"] == "TandemPrefixIndexUnreachable")
+    assert "redis.index_stride" not in alert["annotations"]["runbook"]
+
+
+def test_the_runbook_knows_when_a_step_stalls() -> None:
     (alert,) = (alert for alert in ALERTS if alert["alert"] == "TandemWorkerUnhealthy")
     assert f"worker.step_stall_s and {STALL_FACTOR} times the longest recent one," in alert["annotations"]["runbook"]
 

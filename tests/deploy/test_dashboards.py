@@ -10,9 +10,10 @@ import pytest
 
 from tandem.obs.metrics.instruments import all_instruments
 from tandem.obs.metrics.prometheus import prometheus_name
-from tests.deploy.files import Query, dashboards, known_series, panel_queries, panels, rule_queries, rules
+from tests.deploy.files import ROOT, Query, dashboards, known_series, panel_queries, panels, rule_queries, rules
 from tests.deploy.promql import names_in
 
+HTTP = ROOT / "docs" / "http.md"
 KNOWN = known_series()
 UIDS = {board["uid"] for board in dashboards()}
 BOARDS = pytest.mark.parametrize("board", dashboards(), ids=lambda board: board["uid"])
@@ -106,6 +107,15 @@ def test_a_panel_has_a_title_and_a_description(panel: dict[str, Any]) -> None:
 def test_panel_titles_of_a_board_are_distinct() -> None:
     places = [where for where, _ in panels()]
     assert len(set(places)) == len(places) > 60
+
+
+def test_the_reasons_that_are_good_are_those_that_placements_have() -> None:
+    (panel,) = (panel for _, panel in panels() if panel["title"] == "Placements on one worker by reason")
+    (written,) = re.findall(
+        r"^- The reasons after `local;reason=`.*?After\s", HTTP.read_text(), re.MULTILINE | re.DOTALL
+    )
+    reasons = set(re.findall(r"`(\w+)`", written))
+    assert len(reasons) == 4 and all(re.search(rf"Good:[^.]*\b{reason}\b", panel["description"]) for reason in reasons)
 
 
 def test_links_lead_to_boards() -> None:
