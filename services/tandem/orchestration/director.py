@@ -257,7 +257,8 @@ class RequestDirector:
         one. `ledger`: the account of the request's time, if the caller began one; None: a new one begins now.
 
         Raises TandemError, and keeps nothing of the request, when it is predicted to miss its latency target or
-        deadline (SLO_MISS), or the queue is full of requests that precede it (OVERLOADED)."""
+        deadline (SLO_MISS), the queue is full of requests that precede it (OVERLOADED), or it insists on two workers
+        where only single ones can serve it (NO_WORKER)."""
         admission = self._queue.admit(request, now, tenant, timeout_s, hashes, session)
         out: list[Command] = []
         if admission.leaves is not None and admission.error is not None:

@@ -22,7 +22,7 @@ from tandem.admission.tenant import OPEN, Tenant
 from tandem.admission.tenant_queue import QueueItem
 from tandem.admission.ttft_predictor import PrefillWorkerLoad, TtftForecast, forecast, queue_full, ttft_error
 from tandem.core.config import Disaggregation, GatewayConfig
-from tandem.core.errors import TandemError
+from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.ids import BlockHash, RequestId, WorkerRef
 from tandem.core.lane import Lane
 from tandem.core.request import Request
@@ -144,7 +144,8 @@ class PlacementQueue:
         names the request that the caller must end, which may be another one.
 
         Raises TandemError(SLO_MISS), and does not queue the request, when its first token is predicted to miss the
-        latency target of its lane or the client's deadline and `gateway.early_rejection` is on.
+        latency target of its lane or the client's deadline and `gateway.early_rejection` is on; TandemError(NO_WORKER)
+        when it insists on two workers, no pair can serve it, and other requests are served.
         """
         item = self.queue.item_for(request, tenant.weight)
         mode = tenant.disaggregation or self._config.disaggregation
@@ -157,6 +158,7 @@ class PlacementQueue:
             error = ttft_error(predicted, target_s, timeout_s)
             if error is not None:
                 raise error
+        self._require_pair(routing_request, now)
         leaves = self.queue.enter(request, item)
         self._requests[request.id] = routing_request
         self.waits.enter(request.id, _ModelLane.of(routing_request), now)
@@ -287,6 +289,19 @@ class PlacementQueue:
         return (view.prefills or blocked.mode in ("off", "auto")) and blocked.fits(view, num_remote)
 
     # ---- placement
+
+    def _require_pair(self, request: RoutingRequest, now: float) -> None:
+        """Raise TandemError(NO_WORKER) when a new request insists on two workers by its own choice or its tenant's, no
+        pair could serve it, not even a full one, and single workers could. If it waited, it would be the first of its
+        lane and block the requests that these workers serve."""
+        if request.mode != "strict" or self._config.disaggregation == "strict":
+            return
+        outcome = self._place(request, now)
+        if isinstance(outcome, Placement) or outcome.may_pass:
+            return
+        if not _is_hopeless(self._place(replace(request, mode="off"), now)):
+            message = f"no two workers can take the request, and its disaggregation is strict: {outcome.reason}"
+            raise TandemError(ErrorKind.NO_WORKER, message, retry_after_s=1.0)
 
     def _turns(self, model: str, now: float) -> Iterator[Dispatchable]:
         tried: set[Lane] = set()

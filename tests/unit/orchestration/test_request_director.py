@@ -9,6 +9,7 @@ from typing import Literal
 import pytest
 
 from tandem.admission.request_queue import ModelFlow
+from tandem.admission.tenant import Tenant
 from tandem.admission.tenant_queue import FlowKey
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
@@ -255,6 +256,20 @@ def test_a_queued_request_ends_before_its_deadline_only_with_early_rejection(
     director.submit(replace(REQUEST, prompt_tokens=(1,) * 50), 0.0, timeout_s=160.0)
     assert director.on_timer(at - 1.5) == []
     assert ends(director.on_timer(at)) == {"r": kind}
+
+
+def test_a_request_that_insists_on_a_pair_does_not_block_those_that_single_workers_serve() -> None:
+    strict = Tenant(id=TenantId("strict"), disaggregation="strict")
+    _, director = director_of(FULL)
+    with pytest.raises(TandemError) as refused:
+        director.submit(replace(REQUEST, tenant=strict.id), 0.0, strict)
+    assert refused.value.kind is ErrorKind.NO_WORKER and director.requests() == []
+    workers, director = director_of()
+    director.submit(replace(REQUEST, tenant=strict.id), 0.0, strict)
+    assert len(director.requests()) == 1, "it is held while no worker serves anybody"
+    workers, director = director_of(FREE, config=GatewayConfig(disaggregation="strict"))
+    director.submit(REQUEST, 0.0)
+    assert len(director.requests()) == 1, "all requests need a pair, so it blocks no other"
 
 
 def test_the_wait_for_capacity_begins_with_the_first_worker() -> None:
