@@ -98,14 +98,13 @@ def test_outcomes_that_alerts_count_are_kinds_of_errors() -> None:
 
 
 def test_reasons_that_alerts_count_are_those_of_an_admission() -> None:
-    """A request that is refused before, without a model, a text's turn or a connection, counts as no admission."""
     counted = {
         part
         for alert in ALERTS
         for found in re.findall(r'reason=~"([^"]+)"', alert["expr"])
         for part in found.split("|")
     }
-    assert counted and counted <= {REQUESTS, TOKENS, CONCURRENCY, "predicted_ttft", "deadline", "queue_full"}
+    assert counted and counted <= {REQUESTS, TOKENS, CONCURRENCY, "connections"}
 
 
 def test_reasons_that_alerts_count_are_documented() -> None:
