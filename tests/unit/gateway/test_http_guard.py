@@ -574,7 +574,7 @@ async def test_expect_continue_is_answered_before_the_body(gateway: GuardedGatew
     assert b"HTTP/1.1 200 OK" in await client.read()
 
 
-async def test_a_client_is_not_late_with_a_body_that_the_gateway_has_not_asked_for(
+async def test_a_client_is_not_late_with_a_body_that_the_gateway_has_not_requested(
     open_gateway: OpenGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A large body waits for its tenant's turn."""

@@ -158,7 +158,7 @@ def test_a_request_that_a_draining_worker_gives_up_is_placed_on_another_at_once(
     director.check()
 
 
-def test_a_late_token_of_an_earlier_attempt_tells_nothing_of_the_present_one() -> None:
+def test_a_late_token_of_an_earlier_attempt_is_no_report_on_the_present_one() -> None:
     class Known:
         def __init__(self) -> None:
             self.reports: list[int] = []
@@ -264,10 +264,10 @@ def test_a_request_that_insists_on_a_pair_does_not_block_those_that_single_worke
     with pytest.raises(TandemError) as refused:
         director.submit(replace(REQUEST, tenant=strict.id), 0.0, strict)
     assert refused.value.kind is ErrorKind.NO_WORKER and director.requests() == []
-    workers, director = director_of()
+    _, director = director_of()
     director.submit(replace(REQUEST, tenant=strict.id), 0.0, strict)
     assert len(director.requests()) == 1, "it is held while no worker serves anybody"
-    workers, director = director_of(FREE, config=GatewayConfig(disaggregation="strict"))
+    _, director = director_of(FREE, config=GatewayConfig(disaggregation="strict"))
     director.submit(REQUEST, 0.0)
     assert len(director.requests()) == 1, "all requests need a pair, so it blocks no other"
 

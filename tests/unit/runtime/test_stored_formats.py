@@ -207,5 +207,5 @@ _WRITTEN = {
         (FP8 | {"scale_fmt": "float", "expert_dtype": "fp8", "modules_to_convert": None, "dequantize": False}, FP8),
     ],
 )
-def test_fields_that_say_how_weights_were_made_are_accepted(config: dict[str, Any], same: dict[str, Any]) -> None:
+def test_fields_about_the_making_of_weights_are_accepted(config: dict[str, Any], same: dict[str, Any]) -> None:
     assert read_stored_formats(config) == read_stored_formats(same)

@@ -261,7 +261,7 @@ def test_a_transfer_thread_that_never_started_closes_its_transport(transport, ev
     assert transport.closed
 
 
-def test_a_transfer_without_room_for_its_helper_thread_ends_and_says_why(transport, events, monkeypatch) -> None:
+def test_a_transfer_without_room_for_its_helper_thread_ends_and_reports_why(transport, events, monkeypatch) -> None:
     """As in a pod that may have no more processes."""
     transfer = TransferThread(transport, lambda blocks, logical: [], events.put, SystemClock())
 

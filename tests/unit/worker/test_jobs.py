@@ -127,7 +127,7 @@ async def test_a_cancel_before_the_submit_refuses_it(nodes: Nodes) -> None:
     await node.client.settled()
 
 
-async def test_a_job_that_a_watch_was_told_to_be_missing_is_refused_when_it_arrives(nodes: Nodes) -> None:
+async def test_a_job_that_a_watch_reported_as_missing_is_refused_when_it_arrives(nodes: Nodes) -> None:
     node = await nodes.start()
     request = new_request(MODEL, PROMPT, 4)
     key = JobKey(request.id, 1)
