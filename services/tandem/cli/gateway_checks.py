@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import NamedTuple
 
-from tandem.core.addresses import is_loopback
+from tandem.core.addresses import is_loopback, is_wildcard
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import DEFAULT_LAYER, Resolved
@@ -17,12 +18,36 @@ from tandem.gateway.tenants.tenants_watch import read_tenants
 from tandem.wire.tls import TlsFiles
 
 
+class _Place(NamedTuple):
+    """Address at which a gateway is to listen, with the setting (`name`) and the flag of its port."""
+
+    name: str
+    flag: str
+    host: str
+    port: int
+
+    def overlaps(self, other: _Place) -> bool:
+        """Return whether both would listen at one port of one address; a wildcard stands for every address."""
+        has_address = self.host == other.host or is_wildcard(self.host) or is_wildcard(other.host)
+        return has_address and self.port == other.port != 0
+
+
 def require_free_port(config: GatewayConfig) -> None:
-    """Check that the gateway's ports can be bound; raises TandemError(INVALID_REQUEST) if not."""
-    _require(config.host, config.port, "port", "--port")
-    _require(config.host, config.own_grpc_port, "grpc_port", "--grpc-port")
-    if config.metrics_port >= 0:
-        _require(config.own_metrics_host, config.metrics_port, "metrics_port", "--gateway-metrics-port")
+    """Check that the gateway's ports differ and can be bound; raises TandemError(INVALID_REQUEST) if not."""
+    places = [
+        _Place("port", "--port", config.host, config.port),
+        _Place("grpc_port", "--grpc-port", config.host, config.own_grpc_port),
+        _Place("metrics_port", "--gateway-metrics-port", config.own_metrics_host, config.metrics_port),
+    ]
+    for number, place in enumerate(places):
+        # Two listeners that share a port would each get some of its connections.
+        for other in places[:number]:
+            if place.overlaps(other):
+                message = f"gateway.{place.name} {place.port} is that of gateway.{other.name} too"
+                message += f": choose another {place.flag}"
+                raise TandemError(ErrorKind.INVALID_REQUEST, message, param=f"gateway.{place.name}")
+        if place.port >= 0:
+            _require(place.host, place.port, place.name, place.flag)
 
 
 def _require(host: str, port: int, name: str, flag: str) -> None:

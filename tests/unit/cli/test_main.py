@@ -7,6 +7,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from tandem.cli.gateway_checks import require_free_port
 from tandem.cli.main import _parser
 from tandem.cli.subcommands import SUBCOMMANDS
 from tandem.core.config import Config, GatewayConfig, value_of
+from tandem.core.errors import TandemError
 from tandem.core.settings import Setting, build, flags_of, settings
 from tests.certificates import Authority
+from tests.ports import free_port
 
 _OTHER = {
     "redis.url": "redis://elsewhere:6379",
@@ -277,6 +280,27 @@ def test_tls_files_that_cannot_be_used_are_refused_before_the_start(
         base = ("--port", "0", "--grpc-port", "0", "--redis-url", "unix:///nowhere", "--auth", "off")
         assert main([command, *base, *flags]) == 2
         assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "above", "host", "error_text"),
+    [
+        ("metrics_port", 0, "", "that of gateway.port too: choose another --gateway-metrics-port"),
+        ("metrics_port", 0, "0.0.0.0", "that of gateway.port too"),
+        ("metrics_port", 1, "", "that of gateway.grpc_port too"),
+        ("grpc_port", 0, "", "that of gateway.port too: choose another --grpc-port"),
+    ],
+)
+def test_a_port_that_is_given_twice_is_refused(name: str, above: int, host: str, error_text: str) -> None:
+    port = free_port()
+    twice = replace(GatewayConfig(port=port, metrics_host=host), **{name: port + above})
+    with pytest.raises(TandemError, match=f"gateway.{name} {port + above} is {error_text}"):
+        require_free_port(twice)
+
+
+def test_the_metrics_may_have_the_same_port_at_another_address() -> None:
+    require_free_port(GatewayConfig(port=free_port(), metrics_port=free_port(), metrics_host="127.0.0.2"))
+    require_free_port(GatewayConfig(port=0, grpc_port=0, metrics_port=0))
 
 
 def test_a_free_port_is_left_free() -> None:
