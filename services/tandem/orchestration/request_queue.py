@@ -158,7 +158,7 @@ class PlacementQueue:
             error = ttft_error(predicted, target_s, timeout_s)
             if error is not None:
                 raise error
-        self._require_pair(routing_request, now)
+        self._require_pair(routing_request)
         leaves = self.queue.enter(request, item)
         self._requests[request.id] = routing_request
         self.waits.enter(request.id, _ModelLane.of(routing_request), now)
@@ -290,16 +290,17 @@ class PlacementQueue:
 
     # ---- placement
 
-    def _require_pair(self, request: RoutingRequest, now: float) -> None:
+    def _require_pair(self, request: RoutingRequest) -> None:
         """Raise TandemError(NO_WORKER) when a new request insists on two workers by its own choice or its tenant's, no
         pair could serve it, not even a full one, and single workers could. If it waited, it would be the first of its
         lane and block the requests that these workers serve."""
         if request.mode != "strict" or self._config.disaggregation == "strict":
             return
-        outcome = self._place(request, now)
+        # Among all workers: one that keeps failing, or has just refused a request, may be tried again soon.
+        outcome = place(self._ranking, request, frozenset(), self._routing)
         if isinstance(outcome, Placement) or outcome.may_pass:
             return
-        if not _is_hopeless(self._place(replace(request, mode="off"), now)):
+        if not _is_hopeless(place(self._ranking, replace(request, mode="off"), frozenset(), self._routing)):
             message = f"no two workers can take the request, and its disaggregation is strict: {outcome.reason}"
             raise TandemError(ErrorKind.NO_WORKER, message, retry_after_s=1.0)
 

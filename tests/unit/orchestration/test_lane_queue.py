@@ -205,6 +205,15 @@ def test_a_request_whose_decode_worker_has_just_refused_keeps_its_place_at_share
     assert q.sent(REFUSAL_BACKOFF_S) == ["i p", "b p"]
 
 
+def test_a_request_that_insists_on_a_pair_waits_while_a_worker_of_it_rests() -> None:
+    q = Queue(prefill := worker("p", ALL_LANES, FREE, "prefill"), worker("d", ALL_LANES, FREE, "decode"))
+    for at in (0.0, 1.0, 2.0):
+        q.queue.breaker.failed([prefill.ref], at)
+    q.queue.admit(request("a", Lane.INTERACTIVE), 2.0, replace(OPEN, disaggregation="strict"))
+    assert q.sent(2.0) == []
+    assert q.sent(3.0) == ["a p"]
+
+
 def test_a_request_without_a_seat_goes_on_when_a_decode_worker_reports_one() -> None:
     full = replace(worker("d", ALL_LANES, replace(FREE, num_running=4), "decode"), max_num_seqs=4)
     q = Queue(worker("p", ALL_LANES, FREE, "prefill"), full)
