@@ -104,7 +104,7 @@ def test_reasons_that_alerts_count_are_those_of_an_admission() -> None:
         for found in re.findall(r'reason=~"([^"]+)"', alert["expr"])
         for part in found.split("|")
     }
-    assert counted and counted <= {REQUESTS, TOKENS, CONCURRENCY, "connections"}
+    assert counted and counted <= {REQUESTS, TOKENS, CONCURRENCY, "connections", "large_bodies"}
 
 
 def test_reasons_that_alerts_count_are_documented() -> None:

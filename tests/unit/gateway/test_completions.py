@@ -147,7 +147,7 @@ async def test_a_large_body_refused_before_it_is_read_counts_as_refused(
     await asyncio.sleep(0)
     with pytest.raises(TandemError):
         await seen.answers.begin_large(CALLER.tenant, 1 << 20)
-    assert seen.family("tandem.admissions").points == {("refused", "tokenization", "interactive", CALLER.tenant.id): 1}
+    assert seen.family("tandem.admissions").points == {("refused", "large_bodies", "interactive", CALLER.tenant.id): 1}
     turn.end()
     (await waiting).end()
 

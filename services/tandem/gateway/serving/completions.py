@@ -363,7 +363,7 @@ class CompletionService:
             per_tenant=_MAX_LARGE_BYTES_OF_TENANT,
             max_waiting=_MAX_LARGE_BYTES_WAITING,
             what="too many of your large requests wait at this gateway",
-            reason="tokenization",
+            reason="large_bodies",
             refused_s=_REFUSED_S,
         )
         self._recorder = recorder
