@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from tandem.core.errors import ErrorKind, TandemError
+from tandem.core.grammar import MAX_OBJECTS, Grammar
 from tandem.core.request import Request
 from tandem.gateway.context.interfaces import ServedModel
 from tandem.gateway.context.request_context import RequestContext
+from tandem.gateway.openai.output_spec import OutputSpec
 from tandem.gateway.openai.prompt import encode, given_prompts
 from tandem.gateway.openai.request_params import (
     chat_ending,
@@ -22,6 +24,7 @@ from tandem.gateway.openai.request_params import (
     request,
 )
 from tandem.gateway.openai.request_schema import ChatBody, CompletionBody, parse
+from tandem.gateway.output.response_format import StructuredOutput, schema_source
 from tandem.gateway.text.text_model import TextModel
 
 USER = {"role": "user", "content": "hi"}
@@ -214,7 +217,7 @@ def test_no_op_fields_and_unknown_fields_are_accepted(served: ServedModel) -> No
         "n": 1,
     }
     assert chat(served, **off).sampling.top_p == 1.0
-    assert complete(served, echo=False, best_of=1, suffix=None).prompt_tokens[0] == 0
+    assert complete(served, echo=False, best_of=1, suffix=None, include_reasoning=False).prompt_tokens[0] == 0
 
 
 def test_message_parts_are_joined_and_absent_fields_left_out() -> None:
@@ -303,3 +306,10 @@ def test_invalid_bodies_are_refused_with_the_reason(raw: bytes, expected: str) -
         raise AssertionError("taken")
     assert caught.value.kind is INVALID
     assert expected in caught.value.message
+
+
+def test_the_options_of_the_compiler_do_not_count_as_objects_of_a_schema(make_text: Callable[..., TextModel]) -> None:
+    source = schema_source({"allOf": [{}] * (MAX_OBJECTS - 1)}, lenient=True)
+    form = StructuredOutput(Grammar("json_schema", source), "response_format")
+    grammar, parts = OutputSpec(text=make_text(), form=form, may_think=True).grammar([])
+    assert grammar is not None and [part.grammar for part in parts] == [form.grammar, grammar]

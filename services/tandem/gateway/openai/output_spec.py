@@ -107,7 +107,9 @@ class OutputSpec:
         )
         if grammar is not None and (form is None or grammar != form.grammar):
             if form is not None and form.grammar.kind == "json_schema":
-                SchemaLimits(max_optional=MAX_OPTIONAL_IN_LARK).add(json.loads(form.grammar.source), form.param)
+                schema = json.loads(form.grammar.source)
+                schema.pop("x-guidance", None)  # is not the client's
+                SchemaLimits(max_optional=MAX_OPTIONAL_IN_LARK).add(schema, form.param)
             parts.append(StructuredOutput(grammar, "tools" if calls is not None else parts[-1].param))
         return grammar, parts
 

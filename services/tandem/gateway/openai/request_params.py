@@ -174,7 +174,7 @@ def _message(message: ChatMessage, where: str) -> dict[str, Any]:
 
 
 def new_id(prefix: str) -> str:
-    """Return `prefix` followed by a random UUID in hexadecimal."""
+    """Return `prefix` followed by 32 random hexadecimal digits."""
     return prefix + secrets.token_hex(16)
 
 

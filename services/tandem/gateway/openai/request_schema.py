@@ -38,7 +38,6 @@ _OFF: Mapping[str, tuple[Any, ...]] = {
     "bad_words": (None, []),
     "chat_template": (None,),
     "documents": (None, []),
-    "include_reasoning": (None, True),
     "length_penalty": (None, 1),
     "logprob_token_ids": (None,),
     "prompt_embeds": (None,),
@@ -213,7 +212,7 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 
 _OFF_OF: Mapping[type[msgspec.Struct], Mapping[str, tuple[Any, ...]]] = {
-    ChatBody: {**_OFF, "echo": (None, False), "best_of": (None, 1)},
+    ChatBody: {**_OFF, "echo": (None, False), "best_of": (None, 1), "include_reasoning": (None, True)},
     CompletionBody: {**_OFF, "suffix": (None, ""), "top_logprobs": (None,)},
     TokenizeBody: {"chat_template": (None,)},
 }
