@@ -141,8 +141,8 @@ class FileTier:
             self.num_read_tokens += num_blocks * self._pool.block_size
             block_s = seconds / num_blocks
             self._block_s = (self._block_s + block_s) / 2 if self._block_s else block_s
-        stop, served = read.stop, read.take_served()
-        has_all = self._pool.count_hits(read.hashes) >= stop
+        served = read.take_served()
+        has_all = self._pool.count_hits(read.hashes) >= read.stop
         ready: list[JobKey] = []
         orders: list[ReadFiles] = []
         if is_over:
@@ -153,7 +153,7 @@ class FileTier:
             if not orders:
                 ready += read.waiting
         for job, own in served.items():
-            rest = self.fetch(job, own, cost, now) if has_all and len(own) > stop else FileProgress([job])
+            rest = self.fetch(job, own, cost, now) if has_all else FileProgress([job])
             ready += rest.ready
             orders += rest.orders
         return FileProgress(ready, orders)

@@ -136,16 +136,18 @@ def test_a_job_does_not_wait_for_blocks_that_only_another_one_needs(node: Node) 
     node.arrive(node.reads[0], 4, 0, is_over=True)
 
 
-def test_a_job_that_waited_for_its_first_blocks_has_the_others_read_too(node: Node) -> None:
+@pytest.mark.parametrize("num_together", [2, 4])
+def test_a_job_that_waited_for_its_first_blocks_has_the_others_read_too(node: Node, num_together: int) -> None:
+    """Also where blocks that only the other prompt has arrive together with those."""
     other = (*PROMPT[:4], 77, 78, 79, 80, 81)
     hashes = chain_hashes(root_hash("model", SIZE, ""), other, SIZE)
     node.engine.files_changed(hashes, ())
     node.submit()
     key = node.submit(other)
-    node.arrive(node.reads[0], 0, 2, is_over=False)
+    node.arrive(node.reads[0], 0, num_together, is_over=False)
     first, second = node.reads
     assert second.hashes == tuple(hashes[2:]) and second.before == first.hashes[:2]
-    node.arrive(first, 2, 2, is_over=True)
+    node.arrive(first, num_together, 4 - num_together, is_over=True)
     node.run()
     assert [end.num_cached_tokens for end in node.ends()] == [8]
     node.take(node.engine.files_read(second.read, 0, 0.0, node.now, is_over=True))
