@@ -89,26 +89,31 @@ class FileCache:
     # ---- reads
 
     def _read_all(self) -> None:
-        while (order := self._reads.get()) is not None:
-            num_read = 0
-            try:
-                for batch in _batches(order):
-                    began = self._clock.now()
-                    num_good = 0 if self._has_stopped.is_set() else self._read_batch(batch)
-                    num_read += num_good
-                    self._report_read(order.read, num_good, self._clock.now() - began)
-                    if num_good < len(batch):
-                        break
-            except Exception:
-                _log.exception("a read of %s failed", self._files.directory)
-            self._report_read(order.read, 0, 0.0, is_over=True)
-            if not self._has_stopped.is_set():
-                # Nobody waits for this.
-                self._files.touch([*order.before, *order.hashes[:num_read]])
-                self._changed(self._files.forget_missing(order.hashes[num_read:]))
-        # Only here no block of a batch can be queued after it.
-        for _ in range(NUM_READERS):
-            self._to_read.put(None)
+        try:
+            while (order := self._reads.get()) is not None:
+                self._read_order(order)
+        finally:
+            # Only here no block of a batch can be queued after it.
+            for _ in range(NUM_READERS):
+                self._to_read.put(None)
+
+    def _read_order(self, order: ReadFiles) -> None:
+        num_read = 0
+        try:
+            for batch in _batches(order):
+                began = self._clock.now()
+                num_good = 0 if self._has_stopped.is_set() else self._read_batch(batch)
+                num_read += num_good
+                self._report_read(order.read, num_good, self._clock.now() - began)
+                if num_good < len(batch):
+                    break
+        except Exception:
+            _log.exception("a read of %s failed", self._files.directory)
+        self._report_read(order.read, 0, 0.0, is_over=True)
+        if not self._has_stopped.is_set():
+            # Nobody waits for this.
+            self._files.touch([*order.before, *order.hashes[:num_read]])
+            self._changed(self._files.forget_missing(order.hashes[num_read:]))
 
     def _read_batch(self, batch: Sequence[tuple[BlockHash, HostSlot]]) -> int:
         """Read the blocks of a batch into their host slots. Return how many of them, counted from the first up to the
