@@ -103,6 +103,12 @@ def test_workers_that_have_left_count_in_the_report() -> None:
     assert report.price_per_hour == pytest.approx(2.0 * num_paid)
 
 
+def test_workers_that_left_before_the_first_request_are_not_in_the_price() -> None:
+    late = [scheduled(number, 50.0 + number, prompt(number, 100), 10) for number in range(8)]
+    run = elastic_run(Scripted(*[(4, 1)] * 10, (1, 1)), late, (4, 1), price_per_hour=2.0)
+    assert run.moments[-1].serving == (1, 1) and run.report.price_per_hour == pytest.approx(2.0 * 2)
+
+
 def test_without_changes_a_run_is_as_without_an_autoscaler() -> None:
     schedule = waves(4.0, lasts_s=8.0)
     spec = cluster_spec((slow_spec("prefill"), 1), (slow_spec("decode"), 2))

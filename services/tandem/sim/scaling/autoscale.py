@@ -159,13 +159,13 @@ class AutoscaledCluster:
             for billed in self._billed
         ) / 3600  # fmt: skip
 
-    def paid_shares(self, until_s: float) -> dict[SimWorker, float]:
-        """Return, for each prefill and decode worker that has started, the share of the time up to `until_s` from the
-        decision to start it until its end."""
+    def paid_shares(self, since_s: float, until_s: float) -> dict[SimWorker, float]:
+        """Return, for each prefill and decode worker that has started, the share of the time from `since_s` to
+        `until_s` that lies between the decision to start it and its end."""
         return {
-            billed.worker: max(0.0, min(billed.ended_s, until_s) - billed.began_s) / until_s
+            billed.worker: max(0.0, min(billed.ended_s, until_s) - max(billed.began_s, since_s)) / (until_s - since_s)
             for billed in self._billed
-            if billed.worker is not None and until_s > 0
+            if billed.worker is not None and until_s > since_s
         }
 
     # ---- one look
@@ -279,7 +279,7 @@ def simulate_elastic(
 
     cluster.run(requests, ended, sent=meter.sent, computed=meter.computed)
     cluster.check()
-    whole = report(cluster, tally, operator.paid_shares(tally.ended_s))
+    whole = report(cluster, tally, operator.paid_shares(tally.began_s, tally.ended_s))
     return ElasticRun(whole, tally, operator.gpu_hours(tally.ended_s), tuple(operator.moments))
 
 
