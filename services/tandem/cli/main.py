@@ -59,7 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         resolved = resolve(_layers(args))
         code = _run(args.command, resolved, args)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # as with `>&-`
+            sys.stdout.flush()
         return code
     except TandemError as error:
         print(f"tandem {args.command}: {error.message}", file=sys.stderr)  # noqa: T201 - the command's own words

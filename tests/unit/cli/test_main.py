@@ -231,6 +231,12 @@ def test_a_reader_that_has_enough_causes_no_traceback(command: str, code: int) -
     assert (result.returncode, result.stderr) == (code, "")
 
 
+def test_a_command_without_an_output_ends_well() -> None:
+    program = shlex.join([sys.executable, "-m", "tandem.cli", "key"])
+    result = subprocess.run(["sh", "-c", f"{program} >&-"], stderr=subprocess.PIPE, text=True, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 def test_config_imports_no_heavy_package() -> None:
     code = (
         "import sys, io, contextlib\nfrom tandem.cli import main\n"
@@ -301,6 +307,13 @@ def test_a_port_that_is_given_twice_is_refused(name: str, above: int, host: str,
 def test_the_metrics_may_have_the_same_port_at_another_address() -> None:
     require_free_port(GatewayConfig(port=free_port(), metrics_port=free_port(), metrics_host="127.0.0.2"))
     require_free_port(GatewayConfig(port=0, grpc_port=0, metrics_port=0))
+
+
+def test_a_wildcard_of_ipv4_leaves_the_ports_of_ipv6_addresses() -> None:
+    port = free_port()
+    require_free_port(GatewayConfig(port=port, host="0.0.0.0", metrics_port=port, metrics_host="::1"))
+    with pytest.raises(TandemError, match="metrics_port"):
+        require_free_port(GatewayConfig(port=port, host="::", metrics_port=port, metrics_host="127.0.0.1"))
 
 
 def test_a_free_port_is_left_free() -> None:

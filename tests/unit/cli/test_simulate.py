@@ -171,6 +171,13 @@ def test_a_file_that_is_checked_before_a_run_is_left_as_it_was(tmp_path: Path) -
     assert old.read_text() == "kept" and not new.exists()
 
 
+def test_a_link_to_a_file_that_is_to_be_made_is_kept(tmp_path: Path) -> None:
+    link, target = tmp_path / "link.json", tmp_path / "target.json"
+    link.symlink_to(target)
+    assert main(["simulate", "--count", "0", "--json", str(link)]) == 2
+    assert link.is_symlink() and not target.exists()
+
+
 @pytest.mark.slow
 def test_a_chart_of_an_unknown_kind_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """The check imports matplotlib, which knows the supported kinds."""
