@@ -24,6 +24,8 @@ from tandem.runtime.atomic_dir import build_once
 from tandem.runtime.progress import ProgressLine
 
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja"]
+_HUB_OTHERS = ["*/*", "consolidated*.safetensors"]
+"""Files that are not read: those of subdirectories, and the same weights in Mistral's own format."""
 _HUB_ID_PARTS = 2
 _IMPORT_FORMAT = 2
 """Version of the directories that GGUF files are converted to, part of their names."""
@@ -181,7 +183,9 @@ def _hub_snapshot(model_id: str, *, local_files_only: bool = False) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        found = snapshot_download(model_id, allow_patterns=_HUB_PATTERNS, local_files_only=local_files_only)
+        found = snapshot_download(
+            model_id, allow_patterns=_HUB_PATTERNS, ignore_patterns=_HUB_OTHERS, local_files_only=local_files_only
+        )
     except (OSError, ValueError, RuntimeError) as error:
         raise _not_found(
             f"cannot download {model_id!r} from the Hugging Face hub (check its name and HF_TOKEN): {error}"

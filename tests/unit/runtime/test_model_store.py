@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.runtime import model_store
@@ -37,6 +38,20 @@ def test_hub_failure_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(TandemError, match="no network") as caught:
         resolve_model("someone/some-model", tmp_path)
     assert caught.value.kind is ErrorKind.MODEL_NOT_FOUND
+
+
+def test_a_hub_download_has_the_files_that_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
+    others = ["consolidated.safetensors", "original/consolidated.00.safetensors", "onnx/config.json", "README.md"]
+
+    def snapshot(model_id: str, allow_patterns: list[str], ignore_patterns: list[str], **_: Any) -> str:
+        files = [*weights, *others, "config.json", "tokenizer.json", "chat_template.jinja"]
+        chosen = filter_repo_objects(files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns)
+        assert [*chosen] == [*weights, "config.json", "tokenizer.json", "chat_template.jinja"]
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
+    assert resolve_model("someone/some-model", tmp_path) == tmp_path
 
 
 def test_cache_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
