@@ -60,7 +60,7 @@ def test_an_echo_is_the_text_that_was_written(make_text: Make, special: dict[str
     @given(text=st.text(min_size=1, max_size=30))
     def run(text: str) -> None:
         prompt = encode(text, model, 1000, add_special_tokens=True, with_offsets=True)
-        deltas = echo_deltas(prompt, model, (), 0, skip_special_tokens=True)
+        deltas = list(echo_deltas(prompt, model, (), 0, skip_special_tokens=True))
         assert "".join(delta.text for delta in deltas) == text
         assert [delta.token.id for delta in deltas if delta.token] == list(prompt.ids) == list(model.encode(text).ids)
         offsets = [delta.offset for delta in deltas]
@@ -75,7 +75,7 @@ def test_an_echo_of_token_ids_is_their_text(make_text: Make) -> None:
 
     @given(ids=st.lists(st.integers(0, 419), min_size=1, max_size=30))
     def run(ids: list[int]) -> None:
-        deltas = echo_deltas(Prompt(tuple(ids)), model, (), 0, skip_special_tokens=False)
+        deltas = list(echo_deltas(Prompt(tuple(ids)), model, (), 0, skip_special_tokens=False))
         assert "".join(delta.text for delta in deltas) == model.decode(ids)
         assert len(deltas) == len(ids)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -20,7 +22,7 @@ from tandem.gateway.context.request_context import RequestContext
 from tandem.gateway.openai.request_schema import CompletionBody
 from tandem.gateway.output.text_stream import ChoiceEnd
 from tandem.gateway.serving.completions import NUM_ENCODERS
-from tandem.gateway.serving.echo import PromptScores
+from tandem.gateway.serving.echo import Echo, PromptScores
 from tandem.gateway.serving.merge import merge_streams
 from tandem.gateway.telemetry.request_record import MAX_ERROR_CHARS
 from tandem.gateway.telemetry.request_recorder import RequestKind
@@ -150,6 +152,28 @@ async def test_a_large_body_refused_before_it_is_read_counts_as_refused(
     assert seen.family("tandem.admissions").points == {("refused", "large_bodies", "interactive", CALLER.tenant.id): 1}
     turn.end()
     (await waiting).end()
+
+
+@pytest.mark.parametrize("num_tokens", [1, 1024, 4500])
+async def test_others_have_turns_while_a_long_prompt_is_echoed(
+    seen: Watched, dispatch: ScriptedDispatch, num_tokens: int
+) -> None:
+    dispatch.served = [replace(dispatch.served[0], max_model_len=8192)]
+    dispatch.script = lambda request: ScriptedStream(instant_events(request, [5]))
+    body = CompletionBody(model="tiny", prompt=[7] * num_tokens, echo=True, max_tokens=1)
+    num_turns = 0
+
+    async def take_turns() -> None:
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            await asyncio.sleep(0)
+
+    async with await seen.answers.complete(body, CALLER) as answer, contextlib.aclosing(answer.parts()) as parts:
+        other = asyncio.create_task(take_turns())
+        echo = await anext(parts)
+        other.cancel()
+    assert isinstance(echo, Echo) and len(echo.deltas) == num_tokens and num_turns == num_tokens // 1024
 
 
 async def test_a_record_keeps_the_beginning_of_an_error_that_quotes_much(seen: Watched) -> None:

@@ -8,6 +8,7 @@ from concurrent.futures import Executor, Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
 
@@ -72,6 +73,8 @@ MAX_TOKENIZED = 64 << 10
 _MAX_SESSION_CHARS = 1024
 """Characters of the field `user` that name a session: the router hashes the name once for each placement that it
 considers, and a name of 4 MB takes 10 ms."""
+_ECHO_SLICE = 1024
+"""Tokens of a prompt whose text is made at a time: about 5 ms of the event loop."""
 _MESSAGE_CHARS = 20
 """Estimate of the characters that a chat template writes around each message."""
 
@@ -228,7 +231,7 @@ class CompletionStream:
                 scores.take(event)
                 continue
             if not choices:
-                prompt_parts = list(self._prompt_parts(prompt, scores))
+                prompt_parts = await self._prompt_parts(prompt, scores)
                 for prompt_part in prompt_parts:
                     yield prompt_part
                 choices = self._choice_texts(prompt, prompt_parts)
@@ -286,22 +289,30 @@ class CompletionStream:
             for index in range(params.num_choices)
         ]
 
-    def _prompt_parts(self, prompt: int, scores: PromptScores) -> Iterator[ScoredPrompt | Echo]:
+    async def _prompt_parts(self, prompt: int, scores: PromptScores) -> list[ScoredPrompt | Echo]:
+        """Return the parts of the response that precede the output of a prompt's choices. The text of a long prompt is
+        made in slices, between which other requests have their turns."""
         params = self.params
         tokens = () if params.prompt_scores is None else scores.complete()
+        parts: list[ScoredPrompt | Echo] = []
         if params.body.prompt_logprobs is not None:
-            yield ScoredPrompt(prompt, tokens)
+            parts.append(ScoredPrompt(prompt, tokens))
         if params.echo:
-            shown = tokens if params.logprobs is not None else ()
-            deltas = echo_deltas(
+            pieces = echo_deltas(
                 self._prompts[prompt],
                 self.served.text,
-                shown,
+                tokens if params.logprobs is not None else (),
                 params.logprobs or 0,
                 skip_special_tokens=params.body.skip_special_tokens is not False,
             )
+            deltas: list[Delta] = []
+            while len(part := list(islice(pieces, _ECHO_SLICE))) == _ECHO_SLICE:
+                deltas += part
+                await asyncio.sleep(0)
+            echoed = (*deltas, *part)
             first = prompt * params.num_choices
-            yield from (Echo(deltas, choice) for choice in range(first, first + params.num_choices))
+            parts += [Echo(echoed, choice) for choice in range(first, first + params.num_choices)]
+        return parts
 
 
 def _num_chars(message: Mapping[str, Any]) -> int:

@@ -63,17 +63,15 @@ class PromptScores:
 
 def echo_deltas(
     prompt: Prompt, model: TextModel, scores: Sequence[SampledToken], num_top: int, *, skip_special_tokens: bool
-) -> tuple[Delta, ...]:
-    """Return the prompt's text as one Delta per token, each with at most `num_top` alternatives.
+) -> Iterator[Delta]:
+    """Yield the prompt's text as one Delta per token, each with at most `num_top` alternatives.
 
     `scores`: the tokens with their log probabilities; empty where none were requested. `skip_special_tokens`: special
     tokens get no text; without effect on a prompt that the client sent as text."""
     pieces = _text_pieces(prompt) if prompt.text is not None else _token_pieces(prompt, model, skip_special_tokens)
     tokens = scores or [SampledToken(token) for token in prompt.ids]
-    return tuple(
-        Delta(text, offset, SampledToken(token.id, token.logprob, token.top[:num_top]))
-        for (text, offset), token in zip(pieces, tokens, strict=True)
-    )
+    for (text, offset), token in zip(pieces, tokens, strict=True):
+        yield Delta(text, offset, SampledToken(token.id, token.logprob, token.top[:num_top]))
 
 
 def _text_pieces(prompt: Prompt) -> Iterator[tuple[str, int]]:
