@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,8 @@ FP8: dict[str, Any] = {
     "activation_scheme": "dynamic",
     "weight_block_size": [32, 48],
 }
+FP8_MATRIX = {**FP8, "activation_scheme": "static", "weight_block_size": None}
+"""One scale for each matrix, and one for its activations."""
 _LARGEST = 448.0
 
 
@@ -33,16 +35,16 @@ COMPRESSED = _compressed_fp8(strategy="channel") | {"ignore": ["lm_head"]}
 COMPRESSED_BLOCKS = _compressed_fp8(strategy="block", block_structure=[32, 48]) | {"ignore": ["lm_head"]}
 
 
-def _block(config: dict[str, Any]) -> list[int] | None:
-    """Return rows and columns that share a scale, or None where a row does."""
-    groups: dict[str, Any] = config.get("config_groups", {})
-    found: list[int] | None = config.get("weight_block_size")
-    return found or (groups["group_0"]["weights"].get("block_structure") if groups else None)
+def _block(config: dict[str, Any], shape: torch.Size) -> Sequence[int]:
+    """Return how many rows and columns of a matrix share a scale."""
+    if config["quant_method"] == "fp8":
+        return config["weight_block_size"] or shape
+    return config["config_groups"]["group_0"]["weights"].get("block_structure") or (1, shape[1])
 
 
 def quantise(weight: torch.Tensor, config: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return float8 numbers of a matrix, and its scales."""
-    rows, columns = _block(config) or (1, weight.shape[1])
+    rows, columns = _block(config, weight.shape)
     padded = torch.nn.functional.pad(weight.float(), (0, -weight.shape[1] % columns, 0, -weight.shape[0] % rows))
     blocks = padded.view(len(padded) // rows, rows, padded.shape[1] // columns, columns)
     scale = blocks.abs().amax((1, 3)).clamp_min(1e-6) / _LARGEST
@@ -52,7 +54,7 @@ def quantise(weight: torch.Tensor, config: dict[str, Any]) -> tuple[torch.Tensor
 
 def restored(numbers: torch.Tensor, scale: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
     """Return the float32 values of a matrix, number by number from the bits."""
-    rows, columns = _block(config) or (1, numbers.shape[1])
+    rows, columns = _block(config, numbers.shape)
     bits = numbers.view(torch.uint8).tolist()
     return torch.tensor(
         [[_value(b) * float(scale[i // rows, j // columns]) for j, b in enumerate(row)] for i, row in enumerate(bits)]

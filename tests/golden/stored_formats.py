@@ -18,7 +18,7 @@ _MATRICES = ("_proj.weight",)
 
 def write_quantised(plain: Reference, folder: Path, config: dict[str, Any]) -> tuple[Reference, Reference]:
     """Write a model with its projections in float8, and one with the same values in float32; return both."""
-    suffix = "_scale_inv" if config.get("weight_block_size") else "_scale"
+    suffix = "_scale_inv" if config["quant_method"] == "fp8" else "_scale"
     stored: dict[str, torch.Tensor] = {}
     values: dict[str, torch.Tensor] = {}
     for name, tensor in load_file(plain.directory / "model.safetensors").items():
@@ -26,6 +26,9 @@ def write_quantised(plain: Reference, folder: Path, config: dict[str, Any]) -> t
         if name.endswith(_MATRICES):
             stored[name], stored[name + suffix] = quantise(tensor, config)
             values[name] = restored(stored[name], stored[name + suffix], config)
+            if config.get("activation_scheme") == "static":
+                stored[name.removesuffix("weight") + "activation_scale"] = torch.tensor(0.5)
+                stored[name + suffix] = stored[name + suffix].squeeze()
     return _write(plain, folder, stored, values, config)
 
 

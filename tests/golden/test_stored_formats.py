@@ -11,7 +11,7 @@ from tests.golden.conftest import TinyModels
 from tests.golden.models import TINY, Kernels, Reference, check_greedy, make_random, random_prompt, teacher_forced
 from tests.golden.steps import generate
 from tests.golden.stored_formats import write_quantised, write_random
-from tests.stored_formats import COMPRESSED, FP8, WRITERS
+from tests.stored_formats import COMPRESSED, FP8, FP8_MATRIX, WRITERS
 
 
 def _check(stored: Reference, values: Reference, kernels: Kernels) -> None:
@@ -21,7 +21,7 @@ def _check(stored: Reference, values: Reference, kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3-moe"])
-@pytest.mark.parametrize("config", [FP8, COMPRESSED], ids=["fp8", "compressed-tensors"])
+@pytest.mark.parametrize("config", [FP8, FP8_MATRIX, COMPRESSED], ids=["fp8", "fp8-matrix", "compressed-tensors"])
 @pytest.mark.parametrize("kernels", ["compiled", "reference"])
 def test_tokens_equal_those_of_the_restored_weights(
     tiny: TinyModels, tmp_path: Path, name: str, config: dict[str, Any], kernels: Kernels

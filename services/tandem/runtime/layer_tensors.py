@@ -17,6 +17,7 @@ from tandem.runtime.rope_frequencies import rope_order
 
 Named = Iterator[tuple[str, torch.Tensor]]
 NamedMatrices = Iterator[tuple[str, AnyMatrix]]
+_ACTIVATION_SCALES = (".input_scale", ".input_scale_ub", ".activation_scale")
 
 
 def read_layer(spec: DecoderSpec, source: WeightSource, index: int, shard: Shard = WHOLE) -> NamedMatrices:
@@ -53,7 +54,8 @@ def drop_unused(spec: DecoderSpec, source: WeightSource) -> None:
     These are rotary frequencies (they are computed), scales of activations (activations are not rounded), and the
     weights of the `num_extra_layers` layers after the decoder's last one, which predict further tokens."""
     source.drop(".rotary_emb.inv_freq")
-    source.drop(".input_scale")
+    for name in _ACTIVATION_SCALES:
+        source.drop(name)
     for index in range(spec.num_layers, spec.num_layers + spec.num_extra_layers):
         source.drop("", f"model.layers.{index}.")
 

@@ -176,7 +176,7 @@ def test_yarn_extends_the_length() -> None:
         (_LLAMA, {"rope_scaling": {"type": "linear", "factor": 2.0, "short_factor": [1.0]}}, "short_factor"),
         (_LLAMA, {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
         (_LLAMA, {"hidden_act": "gelu"}, "hidden_act"),
-        (_LLAMA, {"quantization_config": {"quant_method": "fp8"}}, "weight_block_size"),
+        (_LLAMA, {"quantization_config": {"quant_method": "fp8", "weight_block_size": []}}, "weight_block_size"),
         (_LLAMA, {"rope_interleaved": True}, "rope_interleaved"),
         (_LLAMA, {"something_new": 0}, "something_new"),
         (_LLAMA, {"model_type": "deepseek_v3"}, "deepseek_v3"),

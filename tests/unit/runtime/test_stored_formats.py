@@ -18,7 +18,18 @@ from tandem.runtime.architectures.stored_format import GGUF_FORMATS
 from tandem.runtime.checkpoint import SINGLE_FILE, Checkpoint
 from tandem.runtime.matrices import to_floats
 from tandem_kernels.reference.coded import CodedMatrix
-from tests.stored_formats import AWQ, COMPRESSED, COMPRESSED_BLOCKS, FP8, GPTQ, WRITERS, compressed, quantise, restored
+from tests.stored_formats import (
+    AWQ,
+    COMPRESSED,
+    COMPRESSED_BLOCKS,
+    FP8,
+    FP8_MATRIX,
+    GPTQ,
+    WRITERS,
+    compressed,
+    quantise,
+    restored,
+)
 
 _NAME = "model.layers.0.mlp.down_proj.weight"
 _BASE = "model.layers.0.mlp.up_proj"
@@ -49,12 +60,32 @@ def test_values_are_restored_from_their_bits(tmp_path: Path, config: dict[str, A
         assert torch.equal(checkpoint.take(_NAME, (70, 100), range(10, 30), range(5, 90)), got[10:30, 5:90])
 
 
-def test_one_scale_of_a_whole_matrix_and_a_matrix_without_scales(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("config", "suffix"),
+    [
+        (COMPRESSED, "_scale"),
+        (FP8_MATRIX, "_scale_inv"),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic", "ignored_layers": ["lm_head"]}, "_scale"),
+        ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "_scale"),
+    ],
+    ids=["compressed-tensors", "fp8", "AutoFP8", "fbgemm"],
+)
+def test_one_scale_of_a_whole_matrix_and_a_matrix_without_scales(
+    tmp_path: Path, config: dict[str, Any], suffix: str
+) -> None:
     numbers, _ = quantise(torch.ones(4, 8), COMPRESSED)
-    tensors = {_NAME: numbers, f"{_NAME}_scale": torch.tensor(0.25), "model.norm.weight": torch.ones(8)}
-    with _checkpoint(tmp_path, COMPRESSED, tensors) as checkpoint:
+    tensors = {_NAME: numbers, f"{_NAME}{suffix}": torch.tensor(0.25), "model.norm.weight": torch.ones(8)}
+    with _checkpoint(tmp_path, config, tensors) as checkpoint:
         assert torch.equal(checkpoint.take(_NAME, (4, 8)), torch.full((4, 8), 112.0))
         assert torch.equal(checkpoint.take("model.norm.weight", (8,)), torch.ones(8))
+
+
+def test_blocks_without_a_size_are_those_of_transformers(tmp_path: Path) -> None:
+    config = {"quant_method": "fp8"}
+    numbers, scale = quantise(torch.randn(130, 140), FP8 | {"weight_block_size": [128, 128]})
+    with _checkpoint(tmp_path, config, {_NAME: numbers, f"{_NAME}_scale_inv": scale}) as checkpoint:
+        expected = restored(numbers, scale, FP8 | {"weight_block_size": [128, 128]})
+        assert torch.equal(checkpoint.take(_NAME, (130, 140)), expected)
 
 
 _HALVES = {

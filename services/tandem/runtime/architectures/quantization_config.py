@@ -85,7 +85,17 @@ def _fp8(config: Json) -> Formats:
     _expect(config, "fmt", None, "e4m3", "float8_e4m3fn", "float")
     _expect(config, "scale_fmt", None, "float")
     _expect(config, "expert_dtype", None, "fp8")
-    return [float8_format("fp8", ".weight_scale_inv", _block(config, "weight_block_size"))]
+    blocks = {"weight_block_size": [128, 128], **config}  # transformers' default
+    if blocks["weight_block_size"] is not None:
+        scales = float8_format("fp8", ".weight_scale_inv", _block(blocks, "weight_block_size"))
+    else:
+        scales = float8_format("fp8", ".weight_scale_inv")
+    # AutoFP8 leaves the field out, and has one scale per matrix, under another name.
+    return [scales] if config.get("weight_block_size") else [scales, float8_format("fp8", ".weight_scale")]
+
+
+def _fbgemm_fp8(_: Json) -> Formats:
+    return [float8_format("fbgemm_fp8", ".weight_scale")]
 
 
 def _gptq(config: Json) -> Formats:
@@ -150,6 +160,7 @@ def _compressed_tensors(config: Json) -> Formats:
 
 _READERS: dict[Any, tuple[Callable[[Json], Formats], frozenset[str]]] = {
     "fp8": (_fp8, frozenset({"expert_dtype", "fmt", "scale_fmt", "weight_block_size"})),
+    "fbgemm_fp8": (_fbgemm_fp8, frozenset({"activation_scale_ub"})),
     "compressed-tensors": (_compressed_tensors, frozenset({"config_groups", "format", "sparsity_config"})),
     "gptq": (_gptq, frozenset({"bits", "checkpoint_format", "dynamic", "format", "group_size", "pack_dtype"})),
     "awq": (_awq, frozenset({"bits", "format", "group_size", "zero_point"})),
