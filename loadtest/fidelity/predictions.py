@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,6 +30,9 @@ from tandem.workload.scheduled_request import MODEL, ScheduledRequest
 NUM_DELIVERIES = 200
 SHM_BANDWIDTH = 5e9
 """Bytes/s between two workers of one machine, about what `loadtest.kv.transfer` measures."""
+EARLY_S = sys.getswitchinterval()
+"""Most seconds by which a token arrives before the end of its step: the engine's thread notes the end after it has
+handed the tokens over, and may have to wait that long for the interpreter's lock."""
 
 
 class Seen(NamedTuple):
@@ -156,11 +160,11 @@ def _latency(kept: StoredRun) -> float:
 
 
 def _deliveries(kept: StoredRun) -> list[float]:
-    """Return the times from the end of the step that sampled a token to its arrival."""
+    """Return the times from the end of the step that sampled a token to its arrival; 0 where it arrived earlier."""
     ends = sorted(step.at for log in kept.logs for step in log.steps)
     stamps = (kept.run.began_unix_s + stamp for record in kept.run.records for stamp in record.stamps_s)
-    places = ((stamp, bisect_right(ends, stamp) - 1) for stamp in stamps)
-    return [stamp - ends[place] for stamp, place in places if place >= 0]
+    places = ((stamp, bisect_right(ends, stamp + EARLY_S) - 1) for stamp in stamps)
+    return [max(0.0, stamp - ends[place]) for stamp, place in places if place >= 0]
 
 
 def _begin(step: LoggedStep) -> float:

@@ -12,10 +12,10 @@ REACH = 48
 class Replay:
     """Give each simulated step the time of a recorded step of one real run.
 
-    A recorded step matches when it has as many prompt tokens and decodes. Of the matches, the one nearest to the
-    expected position is used, and each recorded step is used once. Without a match (a request met another step than in
-    the real run) the step takes the time that `cost` predicts, times the ratio of measured to predicted time of the
-    expected step.
+    A recorded step matches when it has as many prompt tokens and decodes. Of the matches, the one is used that has the
+    nearest number of prefill pairs, and of several such the one nearest to the expected position; each recorded step is
+    used once. Without a match (a request met another step than in the real run) the step takes the time that `cost`
+    predicts, times the ratio of measured to predicted time of the expected step.
     """
 
     def __init__(self, log: StepLog, cost: StepCost) -> None:
@@ -41,7 +41,10 @@ class Replay:
     def _nearest(self, step: StepFeatures) -> int | None:
         low, high = max(0, self._next - REACH), min(len(self._steps), self._next + REACH)
         matches = [i for i in range(low, high) if not self._is_used[i] and _are_alike(self._steps[i].features, step)]
-        return min(matches, key=lambda i: abs(i - self._next), default=None)
+        return min(matches, key=lambda i: (self._pairs_off(i, step), abs(i - self._next)), default=None)
+
+    def _pairs_off(self, i: int, step: StepFeatures) -> int:
+        return abs(self._steps[i].features.num_prefill_pairs - step.num_prefill_pairs)
 
 
 def _are_alike(a: StepFeatures, b: StepFeatures) -> bool:

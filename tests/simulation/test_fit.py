@@ -171,3 +171,10 @@ def test_a_replay_finds_its_place_again_after_steps_that_never_were() -> None:
     rest = [replay.seconds(step) for step, _ in times[102:]]
     assert first + rest == [seconds for _, seconds in (*times[:100], *times[102:])]
     assert (replay.num_matched, replay.num_unmatched) == (298, 1)
+
+
+def test_a_replay_tells_chunks_of_one_size_apart_by_their_context() -> None:
+    """As when two prompts are computed in another order than in the real run."""
+    chunks = [(StepFeatures(256, 0, 0, pairs), seconds) for pairs, seconds in ((100, 0.3), (900, 0.5), (500, 0.4))]
+    replay = Replay(log_of(chunks), LAPTOP)
+    assert [replay.seconds(StepFeatures(256, 0, 0, pairs)) for pairs in (500, 101, 900)] == [0.4, 0.3, 0.5]

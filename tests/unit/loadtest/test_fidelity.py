@@ -136,6 +136,14 @@ def test_what_a_fit_finds_is_what_the_run_was_made_of(runs: Sequence[StoredRun])
 
 
 @pytest.mark.slow
+def test_a_token_may_arrive_before_the_end_of_its_step_is_noted(runs: Sequence[StoredRun]) -> None:
+    """By the interpreter's switch interval at most; its delivery is not counted from the step before."""
+    (log,) = runs[0].logs
+    late = replace(log, steps=tuple(replace(step, at=step.at + 4e-3) for step in log.steps))
+    assert max(profile_from(StoredRun(runs[0].run, (late,)), "").delivery_s) < 1e-3
+
+
+@pytest.mark.slow
 def test_a_replay_has_the_same_tokens_at_the_same_times(runs: Sequence[StoredRun]) -> None:
     real, again = times_of(runs[1].run.records), replayed(runs[1])
     assert again.num_tokens == real.num_tokens
