@@ -154,7 +154,7 @@ def _e2m1(numbers: Words, row: int, column: int) -> float:
     return (-1 if code >> 3 else 1) * _E2M1[code & 7]
 
 
-def _nvfp4(source: random.Random, rows: int, columns: int) -> Stored:
+def _nvfp4(source: random.Random, rows: int, columns: int, *, is_modelopt: bool = False) -> Stored:
     numbers = [[source.randrange(256) for _ in range(columns // 2)] for _ in range(rows)]
     scales = torch.rand(rows, columns // 16, generator=torch.Generator().manual_seed(2)).to(torch.float8_e4m3fn)
     parts = {
@@ -163,6 +163,12 @@ def _nvfp4(source: random.Random, rows: int, columns: int) -> Stored:
         "weight_global_scale": torch.tensor([30.0]),
         "input_global_scale": torch.tensor([1.0]),
     }
+    if is_modelopt:
+        parts = {
+            "weight": parts["weight_packed"],
+            "weight_scale": scales,
+            "weight_scale_2": torch.tensor(1 / 30.0),
+        }
 
     def value(row: int, column: int) -> float:
         return _e2m1(numbers, row, column) * float(scales[row, column // 16]) / 30.0
@@ -197,6 +203,7 @@ WRITERS: dict[str, tuple[dict[str, Any], Callable[[random.Random, int, int], Sto
     "int4": (_INT4, _packed_int4),
     "int8": (_INT8, _int8),
     "nvfp4": (_NVFP4, _nvfp4),
+    "modelopt": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, partial(_nvfp4, is_modelopt=True)),
     "mxfp4": (_MXFP4, _mxfp4),
 }
 """By format, its `quantization_config`, and a function that draws a matrix: its tensors by name, and its values."""

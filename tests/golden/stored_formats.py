@@ -29,6 +29,8 @@ def write_quantised(plain: Reference, folder: Path, config: dict[str, Any]) -> t
             if config.get("activation_scheme") == "static":
                 stored[name.removesuffix("weight") + "activation_scale"] = torch.tensor(0.5)
                 stored[name + suffix] = stored[name + suffix].squeeze()
+                if name.endswith("k_proj.weight"):
+                    stored[name.removesuffix("weight") + "k_scale"] = torch.tensor(0.5)
     return _write(plain, folder, stored, values, config)
 
 

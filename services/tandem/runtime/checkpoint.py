@@ -151,8 +151,6 @@ class Checkpoint:
             raise _broken(f"tensor {base}{stored.suffixes[0]} belongs to one of shape {list(shape)}, not to a matrix")
         names = {suffix: base + suffix for suffix in stored.suffixes}
         parts = {suffix: self._handles.pop(part).get_tensor(part).cpu() for suffix, part in names.items()}
-        for suffix in stored.optional:
-            self._handles.pop(base + suffix, None)
         try:
             return stored.read(parts, (shape[0], shape[1]))
         except (ValueError, RuntimeError, IndexError) as error:

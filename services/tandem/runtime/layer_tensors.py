@@ -17,7 +17,11 @@ from tandem.runtime.rope_frequencies import rope_order
 
 Named = Iterator[tuple[str, torch.Tensor]]
 NamedMatrices = Iterator[tuple[str, AnyMatrix]]
-_ACTIVATION_SCALES = (".input_scale", ".input_scale_ub", ".activation_scale")
+_UNUSED_SCALES = (
+    ".activation_scale", ".input_global_scale", ".input_scale", ".input_scale_ub", ".k_scale", ".kv_scale",
+    ".output_scale", ".prob_output_scale", ".q_scale", ".v_scale",
+)  # fmt: skip
+"""Suffixes of tensors with which a checkpoint asks that activations or KV be rounded."""
 
 
 def read_layer(spec: DecoderSpec, source: WeightSource, index: int, shard: Shard = WHOLE) -> NamedMatrices:
@@ -51,10 +55,11 @@ def read_layer(spec: DecoderSpec, source: WeightSource, index: int, shard: Shard
 def drop_unused(spec: DecoderSpec, source: WeightSource) -> None:
     """Drop the tensors of `source` that no result depends on, so that they are not reported as left over.
 
-    These are rotary frequencies (they are computed), scales of activations (activations are not rounded), and the
-    weights of the `num_extra_layers` layers after the decoder's last one, which predict further tokens."""
+    These are rotary frequencies (they are computed), scales of activations and KV (a checkpoint's request to round
+    these is ignored), and the weights of the `num_extra_layers` layers after the decoder's last one, which predict
+    further tokens."""
     source.drop(".rotary_emb.inv_freq")
-    for name in _ACTIVATION_SCALES:
+    for name in _UNUSED_SCALES:
         source.drop(name)
     for index in range(spec.num_layers, spec.num_layers + spec.num_extra_layers):
         source.drop("", f"model.layers.{index}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,28 +11,29 @@ from tandem.runtime.architectures.quantization_config import read_stored_formats
 from tandem.runtime.architectures.refusal import Json, unsupported
 from tandem.runtime.architectures.spec import DecoderSpec
 from tandem.runtime.architectures.table import FAMILIES, Family
+from tandem.runtime.json_file import read_json
 
 
 def read_model_config(directory: Path) -> DecoderSpec:
-    """Read and parse `config.json` of a model directory.
+    """Read and parse `config.json` of a model directory, and `hf_quant_config.json`, which NVIDIA's Model Optimizer
+    writes, if there is one.
 
-    Raises TandemError(MODEL_NOT_FOUND) when the file is missing, and TandemError(UNSUPPORTED) when it is not a JSON
-    object or a field is unsupported; the message names the field."""
+    Raises TandemError(MODEL_NOT_FOUND) when config.json is missing, and TandemError(UNSUPPORTED) when a file is not a
+    JSON object or a field is unsupported; the message names the file and the field."""
     path = directory / "config.json"
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise TandemError(
-            ErrorKind.MODEL_NOT_FOUND, f"{directory} is not a model directory: it has no config.json", param="model"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise unsupported(f"{path} is not JSON: {error}") from None
-    if not isinstance(raw, dict):
-        raise unsupported(f"{path} is not a JSON object")
+    if not path.is_file():
+        what = f"{directory} is not a model directory: it has no config.json"
+        raise TandemError(ErrorKind.MODEL_NOT_FOUND, what, param="model")
+    raw = read_json(path)
+    files, optimized = str(path), read_json(directory / "hf_quant_config.json").get("quantization")
+    if optimized and not raw.get("quantization_config"):
+        files += " and hf_quant_config.json"
+        is_object = isinstance(optimized, dict)
+        raw["quantization_config"] = {"quant_method": "modelopt", **optimized} if is_object else optimized
     try:
         return parse_model_config(raw)
     except TandemError as error:
-        raise TandemError(error.kind, f"{path}: {error.message}", param=error.param) from None
+        raise TandemError(error.kind, f"{files}: {error.message}", param=error.param) from None
 
 
 def for_longest(spec: DecoderSpec, max_model_len: int) -> DecoderSpec:

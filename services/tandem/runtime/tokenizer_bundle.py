@@ -13,6 +13,7 @@ from tandem.core.bundle import TokenizerBundle
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.runtime.architectures.fields import token_ids
 from tandem.runtime.architectures.spec import DecoderSpec
+from tandem.runtime.json_file import read_json
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -39,19 +40,6 @@ def read_bundle(directory: Path, config: DecoderSpec) -> TokenizerBundle:
         generation_config_json=json.dumps(generation, sort_keys=True),
         special_tokens_json=json.dumps(special, sort_keys=True),
     )
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; {} if the file does not exist. Raises TandemError for any other content."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise TandemError(ErrorKind.UNSUPPORTED, f"{path} is not JSON: {error}", param="model") from None
-    if not isinstance(value, dict):
-        raise TandemError(ErrorKind.UNSUPPORTED, f"{path} is not a JSON object", param="model")
-    return value
 
 
 def _chat_template(directory: Path, settings: Mapping[str, Any]) -> str:

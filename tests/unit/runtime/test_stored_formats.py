@@ -67,8 +67,9 @@ def test_values_are_restored_from_their_bits(tmp_path: Path, config: dict[str, A
         (FP8_MATRIX, "_scale_inv"),
         ({"quant_method": "fp8", "activation_scheme": "dynamic", "ignored_layers": ["lm_head"]}, "_scale"),
         ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, "_scale"),
+        ({"quant_method": "modelopt", "quant_algo": "fp8", "kv_cache_quant_algo": "FP8"}, "_scale"),
     ],
-    ids=["compressed-tensors", "fp8", "AutoFP8", "fbgemm"],
+    ids=["compressed-tensors", "fp8", "AutoFP8", "fbgemm", "modelopt"],
 )
 def test_one_scale_of_a_whole_matrix_and_a_matrix_without_scales(
     tmp_path: Path, config: dict[str, Any], suffix: str
@@ -125,6 +126,7 @@ def test_numbers_of_few_bits_are_restored(tmp_path: Path, name: str) -> None:
     config, named, values = _written(name, _ROWS, _COLUMNS)
     with _checkpoint(tmp_path, config, named) as checkpoint:
         got = checkpoint.take(f"{_BASE}.weight", (_ROWS, _COLUMNS))
+        checkpoint.drop(".input_global_scale")
         checkpoint.finish()
     torch.testing.assert_close(got, values, rtol=1e-6, atol=0)
     first, second = list(named)[:2]
@@ -205,7 +207,8 @@ def test_broken_tensors_are_named(tmp_path: Path, change: dict[str, torch.Tensor
             compressed("pack-quantized", type="int", num_bits=4, strategy="group", group_size=8, actorder="group"),
             "actorder",
         ),
-        (COMPRESSED | {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
+        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "MIXED_PRECISION"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "group_size=32"),
         (COMPRESSED | {"config_groups": {}}, "config_groups"),
         (COMPRESSED | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.*sparse-24"),
         (compressed("float-quantized", type="float", num_bits=4, strategy="channel"), "num_bits=4"),
@@ -235,6 +238,8 @@ _WRITTEN = {
         (GPTQ | {"lm_head": True}, GPTQ),
         (AWQ | _WRITTEN | {"format": "gemm"}, AWQ),
         (COMPRESSED | {"sparsity_config": {"format": "dense", "global_sparsity": 0.1}}, COMPRESSED),
+        (COMPRESSED | {"kv_cache_scheme": {"num_bits": 8}}, COMPRESSED),
+        ({"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"}, {}),
         (FP8 | {"scale_fmt": "float", "expert_dtype": "fp8", "modules_to_convert": None, "dequantize": False}, FP8),
     ],
 )

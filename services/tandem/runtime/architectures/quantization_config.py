@@ -1,4 +1,4 @@
-"""Read from config.json in which formats a checkpoint stores its matrices; raise an error that names what is not
+"""Read in which formats a checkpoint stores its matrices; raise an error that names what is not
 implemented.
 
 The `quant_method` "gguf" is Tandem's own: directories that `runtime.gguf` writes have it."""
@@ -12,6 +12,7 @@ from tandem.runtime.architectures.refusal import Json, unsupported
 from tandem.runtime.architectures.stored_format import (
     GGUF_FORMATS,
     INT8,
+    MODELOPT_NVFP4,
     MXFP4,
     NVFP4,
     StoredFormat,
@@ -23,8 +24,8 @@ from tandem.runtime.architectures.stored_format import (
 
 Formats = Sequence[StoredFormat]
 
-# Fields that say how the weights were made, or round activations, or which modules have scales, which is seen by their
-# tensors.
+# Fields that are ignored: they say how the weights were made, ask that activations or KV be rounded, or list the modules
+# with scales, which is seen by the tensors.
 _HARMLESS = frozenset(
     {
         "act_group_aware",
@@ -36,10 +37,13 @@ _HARMLESS = frozenset(
         "damp_percent",
         "dataset",
         "desc_act",
+        "exclude_modules",
         "exllama_config",
         "global_compression_ratio",
         "ignore",
         "ignored_layers",
+        "kv_cache_quant_algo",
+        "kv_cache_scheme",
         "lm_head",
         "max_input_length",
         "meta",
@@ -51,6 +55,7 @@ _HARMLESS = frozenset(
         "modules_to_convert",
         "modules_to_not_convert",
         "pad_token_id",
+        "producer",
         "quant_method",
         "quantization_status",
         "static_groups",
@@ -67,7 +72,7 @@ _HARMLESS = frozenset(
 def read_stored_formats(config: Json | None) -> tuple[StoredFormat, ...]:
     """Return the formats of the matrices that a checkpoint does not store as floats.
 
-    `config`: the `quantization_config` of config.json; None: all matrices are floats, and the result is empty. Raises
+    `config`: the `quantization_config` of the model; None: all matrices are floats, and the result is empty. Raises
     TandemError, which names the field or value that is not supported."""
     if not config:
         return ()
@@ -85,17 +90,26 @@ def _fp8(config: Json) -> Formats:
     _expect(config, "fmt", None, "e4m3", "float8_e4m3fn", "float")
     _expect(config, "scale_fmt", None, "float")
     _expect(config, "expert_dtype", None, "fp8")
-    blocks = {"weight_block_size": [128, 128], **config}  # transformers' default
-    if blocks["weight_block_size"] is not None:
-        scales = float8_format("fp8", ".weight_scale_inv", _block(blocks, "weight_block_size"))
-    else:
-        scales = float8_format("fp8", ".weight_scale_inv")
+    size = config.get("weight_block_size", [128, 128])  # transformers' default
+    block = None if size is None else _block({"weight_block_size": size}, "weight_block_size")
     # AutoFP8 leaves the field out, and has one scale per matrix, under another name.
-    return [scales] if config.get("weight_block_size") else [scales, float8_format("fp8", ".weight_scale")]
+    return [float8_format("fp8", ".weight_scale_inv", block), float8_format("fp8", ".weight_scale")]
 
 
 def _fbgemm_fp8(_: Json) -> Formats:
     return [float8_format("fbgemm_fp8", ".weight_scale")]
+
+
+def _modelopt(config: Json) -> Formats:
+    if config.get("quant_algo") is None:
+        return []  # only KV is to be rounded
+    kind = str(config["quant_algo"]).upper()
+    if kind in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN"):
+        return [float8_format(f"modelopt {kind}", ".weight_scale")]
+    if kind not in ("NVFP4", "W4A16_NVFP4"):
+        raise _refused(f"quant_algo={kind!r}")
+    _expect(config, "group_size", None, 16)
+    return [MODELOPT_NVFP4]
 
 
 def _gptq(config: Json) -> Formats:
@@ -161,12 +175,14 @@ def _compressed_tensors(config: Json) -> Formats:
 _READERS: dict[Any, tuple[Callable[[Json], Formats], frozenset[str]]] = {
     "fp8": (_fp8, frozenset({"expert_dtype", "fmt", "scale_fmt", "weight_block_size"})),
     "fbgemm_fp8": (_fbgemm_fp8, frozenset({"activation_scale_ub"})),
+    "modelopt": (_modelopt, frozenset({"config_groups", "group_size", "quant_algo"})),
     "compressed-tensors": (_compressed_tensors, frozenset({"config_groups", "format", "sparsity_config"})),
     "gptq": (_gptq, frozenset({"bits", "checkpoint_format", "dynamic", "format", "group_size", "pack_dtype"})),
     "awq": (_awq, frozenset({"bits", "format", "group_size", "zero_point"})),
     "gguf": (_gguf, frozenset()),
 }
-"""For each `quant_method`: its reader, and the names of the fields that the reader uses."""
+"""For each `quant_method`: its reader, and the names of the fields that the reader uses. The groups of `modelopt` only
+repeat what its `quant_algo` says."""
 
 
 def _expect(config: Json, name: str, *values: Any) -> None:

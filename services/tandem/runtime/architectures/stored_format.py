@@ -41,14 +41,12 @@ class StoredFormat:
     - `suffixes`: suffixes of the tensors that every matrix in this format has. A matrix is in this format if the
       checkpoint has its tensor with the first of them.
     - `reader`, `parameters`: `read` calls `reader` with the parameters behind its own arguments.
-    - `optional`: suffixes of tensors that a matrix may have in addition to those of `suffixes`, and that are not read.
     """
 
     name: str
     suffixes: tuple[str, ...]
     reader: Callable[..., AnyMatrix] = field(repr=False)
     parameters: tuple[Any, ...] = ()
-    optional: tuple[str, ...] = ()
 
     def read(self, parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
         """Return the matrix that is stored in `parts`: as codes and scales (`CodedMatrix`), or as float32 if codes
@@ -124,11 +122,19 @@ def _read_packed_int4(parts: Parts, shape: tuple[int, int], group: int) -> AnyMa
 
 
 def _read_nvfp4(parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
+    return _nvfp4(parts[".weight_packed"], parts[".weight_scale"], _finite(parts[".weight_global_scale"]), shape)
+
+
+def _read_modelopt_nvfp4(parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
+    factor = _finite(parts[".weight_scale_2"])
+    return _nvfp4(parts[".weight"], parts[".weight_scale"], _finite(1 / factor), shape)
+
+
+def _nvfp4(packed: torch.Tensor, scale: torch.Tensor, divisor: torch.Tensor, shape: tuple[int, int]) -> AnyMatrix:
     rows, columns = shape
-    packed, scale, divisor = parts[".weight_packed"], parts[".weight_scale"], parts[".weight_global_scale"]
     _require(packed, (rows, columns // 2), torch.uint8)
     _require(scale, (rows, columns // _NVFP4_GROUP), torch.float8_e4m3fn)
-    divisors = _finite(divisor).view(1, 1).expand(rows, 1)
+    divisors = divisor.view(1, 1).expand(rows, 1)
     if not bool(divisors.all()):
         raise ValueError("scales that are not finite numbers")
     scales = Scales(ScaleFormat.FLOAT8, (scale.view(torch.uint8), divisors), _NVFP4_GROUP)
@@ -139,11 +145,16 @@ NVFP4 = StoredFormat(
     "compressed-tensors nvfp4-pack-quantized",
     (".weight_packed", ".weight_scale", ".weight_global_scale"),
     _read_nvfp4,
-    optional=(".input_global_scale",),
 )
 """Format of the NVFP4 matrices of compressed-tensors: 4-bit floats (e2m1), two to a byte.
 
-Every 16 adjacent numbers of a row have a float8 scale, and the whole matrix has one more scale."""
+Every 16 adjacent numbers of a row have a float8 scale, and the whole matrix has one more, by which they are divided."""
+
+MODELOPT_NVFP4 = StoredFormat(
+    "modelopt NVFP4", (".weight_scale_2", ".weight_scale", ".weight"), _read_modelopt_nvfp4
+)
+"""Format of the NVFP4 matrices of NVIDIA's Model Optimizer: as `NVFP4`, but the scales are multiplied by that of the
+matrix. Here they are divided by its inverse, so values differ by a few units in the last place of float32 at most."""
 
 
 def _read_mxfp4(parts: Parts, shape: tuple[int, int]) -> AnyMatrix:
