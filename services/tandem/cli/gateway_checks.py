@@ -27,12 +27,13 @@ class _Place(NamedTuple):
     port: int
 
     def overlaps(self, other: _Place) -> bool:
-        """Return whether both would listen at one port of one address. A wildcard stands for every address, that of
-        IPv4 for those of IPv4 only."""
+        """Return whether both would listen at one port of one address. The host `::` stands for every address, and
+        `0.0.0.0` for every IPv4 address."""
         has_address = self.host == other.host or self._covers(other.host) or other._covers(self.host)
         return has_address and self.port == other.port != 0
 
     def _covers(self, host: str) -> bool:
+        """Return whether this host is a wildcard that includes `host`."""
         return is_wildcard(self.host) and (":" in self.host or ":" not in host)
 
 

@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         resolved = resolve(_layers(args))
         code = _run(args.command, resolved, args)
-        if sys.stdout is not None:  # as with `>&-`
+        if sys.stdout is not None:  # None if file descriptor 1 is closed, as by `>&-`
             sys.stdout.flush()
         return code
     except TandemError as error:

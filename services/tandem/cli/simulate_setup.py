@@ -181,10 +181,10 @@ def writable(flag: str, name: str | None) -> Path | None:
         raise invalid_request(f"cannot write {flag} {name}: its directory does not exist, or it is a directory")
     try:
         # A file that exists is not opened, because it may be a pipe, whose reader would see its end.
-        target = path.resolve()  # of a link that names a file that is to be made
-        if not target.exists():
-            target.touch()
-            target.unlink()
+        if not path.exists():
+            made = path.resolve()  # a link to a file that does not exist yet is kept
+            made.touch()
+            made.unlink()
         elif not os.access(path, os.W_OK):
             raise invalid_request(f"cannot write {flag} {name}: this user may not write it")
     except OSError as error:

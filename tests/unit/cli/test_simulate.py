@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,15 @@ def test_a_file_that_is_checked_before_a_run_is_left_as_it_was(tmp_path: Path) -
     for file in (old, new):
         assert main(["simulate", "--count", "0", "--json", str(file)]) == 2
     assert old.read_text() == "kept" and not new.exists()
+
+
+def test_a_pipe_is_no_link_to_a_file_that_is_to_be_made(capsys: pytest.CaptureFixture[str]) -> None:
+    """As with `--json /dev/stdout | jq`."""
+    read, write = os.pipe()
+    assert main(["simulate", "--count", "0", "--json", f"/dev/fd/{write}"]) == 2
+    os.close(read)
+    os.close(write)
+    assert "cannot write" not in capsys.readouterr().err
 
 
 def test_a_link_to_a_file_that_is_to_be_made_is_kept(tmp_path: Path) -> None:
