@@ -73,6 +73,11 @@ class Exchange(Request):
             self.complete = not message.get("more_body", False)
         await self._send(message)
 
+    async def write(self, body: bytes, *, more: bool) -> None:
+        """Send a part of the response's body, after its head. `more`: further parts follow."""
+        self.complete = not more
+        await self._send({"type": "http.response.body", "body": body, "more_body": more})
+
     async def begin(self, headers: Mapping[str, str]) -> None:
         """Send the head of a response with status 200 and these headers."""
         encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
@@ -81,7 +86,7 @@ class Exchange(Request):
     async def send_json(self, body: bytes, headers: Mapping[str, str]) -> None:
         """Send a whole response with status 200 and a body of JSON; costs less than `json_response`."""
         await self.begin({"content-type": "application/json", "content-length": str(len(body)), **headers})
-        await self.send({"type": "http.response.body", "body": body})
+        await self.write(body, more=False)
 
     async def read_body(self, limit: int, large: int, begin_large: Callable[[int], Awaitable[None]]) -> bytes:
         """Read and return the whole body. Before more than `large` bytes of it are read, `begin_large` is awaited once,
@@ -236,7 +241,7 @@ class EventStream:
         `headers` first where it is not open yet."""
         if not self._exchange.started:
             await self.open(headers)
-        await self._write(b": heartbeat\n\n", more=True)
+        await self._exchange.write(b": heartbeat\n\n", more=True)
 
     async def send(self, *events: bytes, more_follow: bool = False) -> None:
         """Send events, each of them one line of JSON.
@@ -247,15 +252,12 @@ class EventStream:
         for event in events:
             self._held += _frame(event)
         if self._held and (not more_follow or len(self._held) >= _FULL_BYTES):
-            await self._write(self._take_held(), more=True)
+            await self._exchange.write(self._take_held(), more=True)
 
     async def close(self, *events: bytes) -> None:
         """Send all held events, `events` and `[DONE]`, which marks a complete stream, and end the response."""
         last = b"".join(map(_frame, (*events, b"[DONE]")))
-        await self._write(self._take_held() + last, more=False)
-
-    async def _write(self, body: bytes, *, more: bool) -> None:
-        await self._exchange.send({"type": "http.response.body", "body": body, "more_body": more})
+        await self._exchange.write(self._take_held() + last, more=False)
 
     def _take_held(self) -> bytes:
         held = bytes(self._held)

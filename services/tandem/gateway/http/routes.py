@@ -138,7 +138,7 @@ class RoutedApp:
         if not exchange.started:
             await error_response(error)(exchange.scope, exchange.receive, exchange.send)
         elif exchange.late_error is not None and not exchange.complete:
-            await exchange.send({"type": "http.response.body", "body": exchange.late_error(error)})
+            await exchange.write(exchange.late_error(error), more=False)
         else:
             # The server closes a connection whose response is incomplete.
             _log.error(

@@ -108,7 +108,7 @@ class OutputSpec:
         if grammar is not None and (form is None or grammar != form.grammar):
             if form is not None and form.grammar.kind == "json_schema":
                 schema = json.loads(form.grammar.source)
-                schema.pop("x-guidance", None)  # is not the client's
+                schema.pop("x-guidance", None)  # options of the grammar compiler, which are no part of the schema
                 SchemaLimits(max_optional=MAX_OPTIONAL_IN_LARK).add(schema, form.param)
             parts.append(StructuredOutput(grammar, "tools" if calls is not None else parts[-1].param))
         return grammar, parts

@@ -69,7 +69,7 @@ def echo_deltas(
     `scores`: the tokens with their log probabilities; empty where none were requested. `skip_special_tokens`: special
     tokens get no text; without effect on a prompt that the client sent as text."""
     pieces = _text_pieces(prompt) if prompt.text is not None else _token_pieces(prompt, model, skip_special_tokens)
-    tokens = scores or [SampledToken(token) for token in prompt.ids]
+    tokens = scores or (SampledToken(token) for token in prompt.ids)
     for (text, offset), token in zip(pieces, tokens, strict=True):
         yield Delta(text, offset, SampledToken(token.id, token.logprob, token.top[:num_top]))
 
