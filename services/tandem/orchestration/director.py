@@ -613,7 +613,7 @@ class RequestDirector:
         The wait begins when the client last got something or an attempt last failed, the number of which is limited. A
         request that returns to the queue because workers had no room does not begin it anew. With
         `gateway.wake_timeout_s` a request may wait that long while no worker could serve it, and `queue_timeout_s` from
-        then on. Where workers are lost again and again, the sum of both limits the wait after each failed attempt.
+        then on. Where workers are lost again and again, the wait after each failed attempt is at most the sum of both.
         """
         config, since = self._config, max(open_request.delivered_at, open_request.failed_at)
         model, lane = open_request.state.request.model, open_request.state.request.lane

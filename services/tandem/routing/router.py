@@ -45,8 +45,8 @@ class Routing:
 BUSY = NoPlacement("every worker has as many queued prompt tokens as it accepts", may_pass=True)
 """Only a report of a worker that computes prompts can change this result."""
 NO_SEAT = NoPlacement("every decode worker runs as many sequences as it may", may_pass=True)
-"""Prefill workers would accept the request, and no decode worker beside them has a seat. A report of a worker that
-decodes can change this result, and so can one of a worker that computes prompts."""
+"""Prefill workers would accept the request, and no decode worker that can be paired with them has a seat. A report of a
+worker that decodes can change this result, and so can one of a worker that computes prompts."""
 WORTH_WAITING = NoPlacement("waiting for a busy worker costs less than using a free one", may_pass=True)
 BY_COST = Routing()
 
