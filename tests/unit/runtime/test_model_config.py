@@ -230,7 +230,10 @@ def test_what_is_not_in_use_is_accepted(change: dict[str, Any]) -> None:
 
 def test_the_optimizer_of_nvidia_has_a_file_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(_LLAMA))
-    optimized = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    optimized = {
+        "producer": {"name": "modelopt"},
+        "quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]},
+    }
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(optimized))
     config = {"quant_method": "modelopt", "quant_algo": "FP8"}
     assert read_model_config(tmp_path) == parse_model_config(_LLAMA | {"quantization_config": config})

@@ -24,8 +24,8 @@ from tandem.runtime.architectures.stored_format import (
 
 Formats = Sequence[StoredFormat]
 
-# Fields that are ignored: they say how the weights were made, ask that activations or KV be rounded, or list the modules
-# with scales, which is seen by the tensors.
+# Fields that are ignored: they say how the weights were made, ask that activations or KV be rounded, or list the
+# modules with scales, which is seen by the tensors.
 _HARMLESS = frozenset(
     {
         "act_group_aware",

@@ -150,9 +150,7 @@ NVFP4 = StoredFormat(
 
 Every 16 adjacent numbers of a row have a float8 scale, and the whole matrix has one more, by which they are divided."""
 
-MODELOPT_NVFP4 = StoredFormat(
-    "modelopt NVFP4", (".weight_scale_2", ".weight_scale", ".weight"), _read_modelopt_nvfp4
-)
+MODELOPT_NVFP4 = StoredFormat("modelopt NVFP4", (".weight_scale_2", ".weight_scale", ".weight"), _read_modelopt_nvfp4)
 """Format of the NVFP4 matrices of NVIDIA's Model Optimizer: as `NVFP4`, but the scales are multiplied by that of the
 matrix. Here they are divided by its inverse, so values differ by a few units in the last place of float32 at most."""
 
