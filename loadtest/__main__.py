@@ -48,6 +48,7 @@ _COMMANDS = {
     "placement": _Command("loadtest.cluster.placement", "cost of one placement as a cluster grows"),
     "preempt": _Command("loadtest.cluster.preempt", "a question to a worker full of batch answers: TTFT and pauses"),
     "rebalance": _Command("loadtest.cluster.rebalance", "running requests after a decode worker was replaced"),
+    "spread": _Command("loadtest.cluster.spread", "running requests after a decode worker drained, on real processes"),
     "routing": _Command("loadtest.cluster.routing", "routing policies on a trace, in virtual time"),
     "drain": _Command("loadtest.kv.drain", "drain of a decode worker into another: migrations and client gaps"),
     "kills": _Command("loadtest.cluster.kills", "killed workers: the pause of their streams, divided into its parts"),

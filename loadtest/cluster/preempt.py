@@ -117,9 +117,7 @@ async def _measure(mode: str, args: argparse.Namespace, flags: Sequence[str], fo
         threads = dict.fromkeys(pools, args.threads)
         gateway = await stack.enter_async_context(running_gateway(pools, threads, 0, [*own, *flags]))
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        assert gateway.stdout is not None
-        url = _READY.decode(await gateway.stdout.readline()).url
-        cluster = FullCluster(mode, args, session, url)
+        cluster = FullCluster(mode, args, session, await gateway.url())
         await cluster.warm_up()
         for number in range(args.rounds):
             found.append(await cluster.round())
@@ -128,10 +126,6 @@ async def _measure(mode: str, args: argparse.Namespace, flags: Sequence[str], fo
         raise MeasurementError(f"{mode}: nothing was preempted: more --outputs or a longer --question")
     if mode != "recompute" and not sum(one.num_parked if mode == "park" else one.num_moved for one in found):
         raise MeasurementError(f"{mode}: no answer went on in this mode: other --outputs or --park-memory")
-
-
-class _Ready(msgspec.Struct):
-    url: str
 
 
 class _Targets(msgspec.Struct):
@@ -146,7 +140,6 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-_READY = msgspec.json.Decoder(_Ready)
 _MODELS = msgspec.json.Decoder(_Models)
 _TARGETS = msgspec.json.Decoder(list[_Targets])
 

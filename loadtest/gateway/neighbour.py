@@ -27,7 +27,7 @@ from loadtest.common.tables import ms, table
 from loadtest.common.tiny_model import make_tiny_with_text_of
 from loadtest.gateway.neighbour_attack import ATTACKS, Attack
 from loadtest.gateway.neighbour_load import Memory, Period, Victim, sampled
-from loadtest.processes.tandem_server import running_gateway
+from loadtest.processes.tandem_server import RunningGateway, running_gateway
 from loadtest.processes.workers import MeasurementError
 from tandem.admission.api_keys import KEY_BYTES, hash_text, key_digest, key_text
 
@@ -105,15 +105,11 @@ async def _gateway(flags: Sequence[str]) -> AsyncIterator[tuple[int, str]]:
             url = await asyncio.wait_for(_url_once_ready(gateway), START_S)
         except TimeoutError:
             raise MeasurementError(f"the gateway was not ready within {START_S:g} s") from None
-        yield gateway.pid, url
+        yield gateway.process.pid, url
 
 
-async def _url_once_ready(gateway: asyncio.subprocess.Process) -> str:
-    assert gateway.stdout is not None
-    line = await gateway.stdout.readline()
-    if not line:
-        raise MeasurementError("the gateway did not start")
-    url: str = msgspec.json.decode(line)["url"]
+async def _url_once_ready(gateway: RunningGateway) -> str:
+    url = await gateway.url()
     async with aiohttp.ClientSession() as session:
         while True:
             async with session.get(f"{url}/ready") as response:

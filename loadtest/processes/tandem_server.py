@@ -16,9 +16,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
 
 from loadtest.processes.workers import MeasurementError, running_worker
 from tandem.cli.resource_assignment import threads_by_pool
+from tandem.core.ids import WorkerRef
 from tandem.stores.embedded_redis import EmbeddedServer
 
 
@@ -44,18 +48,34 @@ async def _serve(args: argparse.Namespace, flags: list[str]) -> None:
     pools = [pool for pool in ("prefill", "decode", "mixed") for _ in range(getattr(args, pool))]
     threads = {} if "--num-threads" in flags else threads_by_pool(Counter(pools))
     async with running_gateway(pools, threads, args.port, flags) as gateway:
-        ended = asyncio.create_task(gateway.wait())
+        ended = asyncio.create_task(gateway.process.wait())
         stop_requested = asyncio.create_task(stopped.wait())
         await asyncio.wait([ended, stop_requested], return_when=asyncio.FIRST_COMPLETED)
         stop_requested.cancel()
 
 
+class RunningGateway(NamedTuple):
+    """`process`: the gateway's; it prints one line when it listens, JSON with its `url`. `workers`: in the order of
+    their pools."""
+
+    process: asyncio.subprocess.Process
+    workers: Sequence[WorkerRef]
+
+    async def url(self) -> str:
+        """Wait until the gateway listens, and return its URL. Raises MeasurementError where it ends instead. Call this
+        once."""
+        assert self.process.stdout is not None
+        line = await self.process.stdout.readline()
+        if not line:
+            raise MeasurementError("the gateway did not start")
+        return str(msgspec.json.decode(line)["url"])
+
+
 @asynccontextmanager
 async def running_gateway(
     pools: Sequence[str], threads: Mapping[str, int], port: int, flags: Sequence[str]
-) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a Redis, one worker for each of `pools` and a gateway inside the context, and yield the gateway's process. It
-    prints one line when it listens, JSON with its `url`.
+) -> AsyncIterator[RunningGateway]:
+    """Run a Redis, one worker for each of `pools` and a gateway inside the context.
 
     `threads`: number of threads of each worker by its pool, for those that do not get it by `flags`. `flags`: of all
     programs; the gateway requires no keys unless they say otherwise.
@@ -67,12 +87,11 @@ async def running_gateway(
         flags = [*flags, "--redis-url", redis.url]
         own = {pool: [*flags, "--num-threads", str(count)] for pool, count in threads.items()}
         workers = [running_worker(pool, own.get(pool, flags), logs / f"{pool}-{i}") for i, pool in enumerate(pools)]
-        for entering in asyncio.as_completed([stack.enter_async_context(worker) for worker in workers]):
-            await entering
+        refs = await asyncio.gather(*map(stack.enter_async_context, workers))
         command = (sys.executable, "-m", "tandem.cli", "gateway", "--auth", "off", "--port", str(port), *flags)
         gateway = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         try:
-            yield gateway
+            yield RunningGateway(gateway, refs)
         finally:
             if gateway.returncode is None:
                 gateway.terminate()

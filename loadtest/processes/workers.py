@@ -167,6 +167,10 @@ class WorkerClient:
         request = pb.DrainRequest(timeout_ms=int(timeout_s * 1e3))
         return await self._stub.Drain(request, timeout=timeout_s + REPLY_S)
 
+    async def undo_drain(self) -> None:
+        """Let a drained worker accept jobs again."""
+        await self._stub.UndoDrain(pb.UndoDrainRequest(), timeout=REPLY_S)
+
     def events_of(self, key: JobKey) -> list[Stamped]:
         return list(self._events.get(key, []))
 
