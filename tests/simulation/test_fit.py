@@ -173,7 +173,7 @@ def test_a_replay_finds_its_place_again_after_steps_that_never_were() -> None:
     assert (replay.num_matched, replay.num_unmatched) == (298, 1)
 
 
-def test_a_replay_tells_chunks_of_one_size_apart_by_their_context() -> None:
+def test_a_replay_distinguishes_chunks_of_one_size_by_their_context() -> None:
     """As when two prompts are computed in another order than in the real run."""
     chunks = [(StepFeatures(256, 0, 0, pairs), seconds) for pairs, seconds in ((100, 0.3), (900, 0.5), (500, 0.4))]
     replay = Replay(log_of(chunks), LAPTOP)
