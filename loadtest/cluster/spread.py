@@ -22,6 +22,7 @@ from itertools import pairwise
 from typing import Any
 
 import aiohttp
+import grpc.aio
 
 from loadtest.client.client import Refused
 from loadtest.client.sent_completion import SentCompletion
@@ -47,6 +48,7 @@ AS_GOOD = 1.2
 """A window is as good as without a drain if its p99 gap is at most this many times longer."""
 DRAIN_S = 30.0
 PATIENCE_S = 300.0
+_FAILURES = (Refused, TandemError, aiohttp.ClientError, grpc.aio.AioRpcError)
 POLL_S = 0.1
 
 
@@ -54,9 +56,9 @@ POLL_S = 0.1
 class SpreadRun:
     """Results of one run.
 
-    `gaps_s`: the p99 gap of each window after the drain in which all answers run. `longest_s`: the longest gap after
-    it. `num_moves`: moves of answers after the drain. `last_s`: seconds from the drain to the end of the last answer.
-    `tokens`: those of each answer.
+    `gaps_s`: the p99 gap of each window after the drain in which all answers run; `WINDOW_S` where no token came.
+    `longest_s`: the longest gap after the drain. `num_moves`: moves and retries of answers beside those of the drain.
+    `last_s`: seconds from the drain to the end of the last answer. `tokens`: those of each answer.
     """
 
     gaps_s: tuple[float, ...]
@@ -75,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
             sys.stderr.write(f"{name}: {runs[name].num_moves} moves\n")
             if runs[name].tokens != runs["no drain"].tokens:
                 raise MeasurementError(f"{name}: an answer has other tokens than without a drain")
-    except (KeyboardInterrupt, MeasurementError, Refused, TandemError, TimeoutError, aiohttp.ClientError) as error:
+    except (KeyboardInterrupt, TimeoutError, MeasurementError, *_FAILURES) as error:
         sys.stderr.write(f"loadtest spread: {error!r}; this is what was measured until then\n")
         sys.stdout.write(report(runs))
         return 1
@@ -107,11 +109,18 @@ async def _measure(args: argparse.Namespace, flags: Sequence[str], clock: Clock,
         bodies = [_body(args, client.model, number) for number in range(args.requests)]
         answers = [SentCompletion(session, f"{url}/v1/completions", body) for body in bodies]
         async with asyncio.timeout(PATIENCE_S):
-            while min(len(one.answer.tokens) for one in answers) < NUM_WARM:  # noqa: ASYNC110 # as above
+            while min(len(one.answer.tokens) for one in answers) < NUM_WARM:
+                for one in answers:
+                    if one.task.done():
+                        one.task.result()
+                        raise MeasurementError("an answer ended before the drain: more --outputs")
                 await asyncio.sleep(POLL_S)
         num_drained = 0
         if drains:
-            num_drained = (await client.drain(DRAIN_S)).num_moved
+            reply = await client.drain(DRAIN_S)
+            num_drained = reply.num_moved + reply.num_given_back
+            if reply.num_left or not reply.num_moved:
+                raise MeasurementError(f"{num_drained} answers left the drained worker, {reply.num_left} did not")
             await client.undo_drain()
         began = wall_ns() / 1e9
         await asyncio.gather(*(one.task for one in answers))
@@ -142,11 +151,13 @@ def _result(answers: Sequence[SentCompletion], began: float, num_drained: int) -
     gaps = [(later - began, later - earlier) for each in stamps for earlier, later in pairwise(each) if later > began]
     first_end, last_end = min(each[-1] for each in stamps) - began, max(each[-1] for each in stamps) - began
     windows: list[list[float]] = [[] for _ in range(int(first_end / WINDOW_S))]
+    if not windows:
+        raise MeasurementError(f"an answer ended within {WINDOW_S:g} s of the drain: more --outputs")
     for at, gap in gaps:
         if at < len(windows) * WINDOW_S:
             windows[int(at / WINDOW_S)].append(gap)
     return SpreadRun(
-        tuple(percentile(window, 0.99) for window in windows),
+        tuple(percentile(window, 0.99) if window else WINDOW_S for window in windows),
         max(gap for _, gap in gaps),
         sum(one.facts.attempts - 1 for one in answers) - num_drained,
         last_end,

@@ -48,8 +48,8 @@ class _Wire:
     async def begin(self, headers: dict[str, str]) -> None:
         self.started = True
 
-    async def send(self, message: dict[str, Any]) -> None:
-        self.sent += message["body"]
+    async def write(self, body: bytes, *, more: bool) -> None:
+        self.sent += body
 
 
 def _write(data: bytes) -> None:

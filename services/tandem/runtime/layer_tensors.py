@@ -21,7 +21,7 @@ _UNUSED_SCALES = (
     ".activation_scale", ".input_global_scale", ".input_scale", ".input_scale_ub", ".k_scale", ".kv_scale",
     ".output_scale", ".prob_output_scale", ".q_scale", ".v_scale",
 )  # fmt: skip
-"""Suffixes of tensors with which a checkpoint asks that activations or KV be rounded."""
+"""Suffixes of scales of activations, queries and KV, which are not read because nothing is rounded by them."""
 
 
 def read_layer(spec: DecoderSpec, source: WeightSource, index: int, shard: Shard = WHOLE) -> NamedMatrices:

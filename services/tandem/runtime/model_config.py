@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.runtime.architectures.fields import Fields
@@ -25,15 +26,23 @@ def read_model_config(directory: Path) -> DecoderSpec:
         what = f"{directory} is not a model directory: it has no config.json"
         raise TandemError(ErrorKind.MODEL_NOT_FOUND, what, param="model")
     raw = read_json(path)
-    files, optimized = str(path), read_json(directory / "hf_quant_config.json").get("quantization")
-    if optimized and not raw.get("quantization_config"):
-        files += " and hf_quant_config.json"
-        is_object = isinstance(optimized, dict)
-        raw["quantization_config"] = {"quant_method": "modelopt", **optimized} if is_object else optimized
+    source = _add_quantization(raw, directory / "hf_quant_config.json") or path
     try:
         return parse_model_config(raw)
     except TandemError as error:
-        raise TandemError(error.kind, f"{files}: {error.message}", param=error.param) from None
+        raise TandemError(error.kind, f"{source}: {error.message}", param=error.param) from None
+
+
+def _add_quantization(raw: dict[str, Any], path: Path) -> str:
+    """Add to the content of a config.json what the file `path` says of the weights, unless it says so itself. Return
+    the names of both files for error messages; empty where nothing was added."""
+    weights = {} if raw.get("quantization_config") else read_json(path).get("quantization")
+    if not weights:
+        return ""
+    if not isinstance(weights, dict):
+        raise unsupported(f"{path}: quantization is not an object")
+    raw["quantization_config"] = {"quant_method": "modelopt", **weights}
+    return f"{path.with_name('config.json')} and {path.name}"
 
 
 def for_longest(spec: DecoderSpec, max_model_len: int) -> DecoderSpec:

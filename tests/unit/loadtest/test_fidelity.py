@@ -137,7 +137,7 @@ def test_what_a_fit_finds_is_what_the_run_was_made_of(runs: Sequence[StoredRun])
 
 @pytest.mark.slow
 def test_a_token_may_arrive_before_the_end_of_its_step_is_noted(runs: Sequence[StoredRun]) -> None:
-    """By the interpreter's switch interval at most; its delivery is not counted from the step before."""
+    """Its delivery is not counted from the step before."""
     (log,) = runs[0].logs
     late = replace(log, steps=tuple(replace(step, at=step.at + 4e-3) for step in log.steps))
     assert max(profile_from(StoredRun(runs[0].run, (late,)), "").delivery_s) < 1e-3

@@ -237,7 +237,7 @@ def test_the_optimizer_of_nvidia_has_a_file_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(optimized))
     config = {"quant_method": "modelopt", "quant_algo": "FP8"}
     assert read_model_config(tmp_path) == parse_model_config(_LLAMA | {"quantization_config": config})
-    for wrong, named in (({"quant_algo": "MXFP8"}, "MXFP8"), (["FP8"], "wrong type")):
+    for wrong, named in (({"quant_algo": "MXFP8"}, "MXFP8"), (["FP8"], "not an object")):
         (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": wrong}))
         with pytest.raises(TandemError, match=f"hf_quant_config.json: .*{named}"):
             read_model_config(tmp_path)

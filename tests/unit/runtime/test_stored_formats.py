@@ -207,7 +207,10 @@ def test_broken_tensors_are_named(tmp_path: Path, change: dict[str, torch.Tensor
             compressed("pack-quantized", type="int", num_bits=4, strategy="group", group_size=8, actorder="group"),
             "actorder",
         ),
-        ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "MIXED_PRECISION"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {}}},
+            "MIXED_PRECISION",
+        ),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32}, "group_size=32"),
         (COMPRESSED | {"config_groups": {}}, "config_groups"),
         (COMPRESSED | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config.*sparse-24"),

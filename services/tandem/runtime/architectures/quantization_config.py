@@ -24,8 +24,8 @@ from tandem.runtime.architectures.stored_format import (
 
 Formats = Sequence[StoredFormat]
 
-# Fields that are ignored: they say how the weights were made, ask that activations or KV be rounded, or list the
-# modules with scales, which is seen by the tensors.
+# Fields that are ignored: they say how the weights were made, ask that activations or KV be rounded, or list
+# modules that are or are not stored in few bits, which the names of the tensors show.
 _HARMLESS = frozenset(
     {
         "act_group_aware",
@@ -175,7 +175,7 @@ def _compressed_tensors(config: Json) -> Formats:
 _READERS: dict[Any, tuple[Callable[[Json], Formats], frozenset[str]]] = {
     "fp8": (_fp8, frozenset({"expert_dtype", "fmt", "scale_fmt", "weight_block_size"})),
     "fbgemm_fp8": (_fbgemm_fp8, frozenset({"activation_scale_ub"})),
-    "modelopt": (_modelopt, frozenset({"config_groups", "group_size", "quant_algo"})),
+    "modelopt": (_modelopt, frozenset({"config_groups", "group_size", "quant_algo", "quantized_layers"})),
     "compressed-tensors": (_compressed_tensors, frozenset({"config_groups", "format", "sparsity_config"})),
     "gptq": (_gptq, frozenset({"bits", "checkpoint_format", "dynamic", "format", "group_size", "pack_dtype"})),
     "awq": (_awq, frozenset({"bits", "format", "group_size", "zero_point"})),
