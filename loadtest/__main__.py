@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 
 class _Command(NamedTuple):
-    """One command. `module` defines `main(argv)` and is imported only when the command is run."""
+    """Name the module of a command and say what it measures. `module` defines `main(argv)`, and is imported only when
+    the command is run."""
 
     module: str
     doc: str

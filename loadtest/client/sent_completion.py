@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -13,6 +14,23 @@ import msgspec
 
 from loadtest.client.client import Answer, Refused, SseParser
 from tandem.core.clock import wall_ns
+
+MAX_TOKEN = 250
+"""Prompts of `random_body` consist of token ids below, which every model has."""
+
+
+def random_body(num_prompt: int, seed: int, num_output: int) -> dict[str, Any]:
+    """Return the body of a greedy completion, without its model: a prompt of random tokens, and `num_output` tokens of
+    output that are streamed with their ids."""
+    draw = random.Random(seed)
+    return {
+        "prompt": [draw.randrange(3, MAX_TOKEN) for _ in range(num_prompt)],
+        "max_tokens": num_output,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+    }
 
 
 class Facts(msgspec.Struct, frozen=True):

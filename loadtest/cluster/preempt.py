@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import random
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,7 @@ import aiohttp
 import msgspec
 
 from loadtest.client.client import Refused
-from loadtest.client.sent_completion import SentCompletion
+from loadtest.client.sent_completion import SentCompletion, random_body
 from loadtest.common.stats import percentile
 from loadtest.common.tables import ms, table
 from loadtest.processes.tandem_server import running_gateway
@@ -46,8 +45,6 @@ FLAGS = {
     "park": ("--host-cache-memory", "256MiB"),
     "migrate": ("--rebalance", "on"),
 }
-MAX_TOKEN = 250
-"""Prompts consist of token ids below, which every model has."""
 NUM_WARM = 100
 """Tokens of each batch answer when the question arrives."""
 NUM_QUESTION_OUTPUT = 64
@@ -152,10 +149,10 @@ class FullCluster:
         self._url = url
         self._num_decode = NUM_DECODE_WORKERS[mode]
         self._num_salts = 0
-        self._question = _body(args.question, 0, NUM_QUESTION_OUTPUT)
+        self._question = random_body(args.question, 0, NUM_QUESTION_OUTPUT)
         short = (NUM_WARM + args.outputs) // 2 if mode == "migrate" else args.outputs
         self._batch = [
-            _body(args.tokens, number, short if number % 2 else args.outputs)
+            random_body(args.tokens, number, short if number % 2 else args.outputs)
             for number in range(1, 1 + args.seats * self._num_decode)
         ]
         self._expected: list[list[int]] = []
@@ -231,18 +228,6 @@ class FullCluster:
 
 
 _HOST_BLOCKS = 'tandem_kv_blocks{state="host"'
-
-
-def _body(num_prompt: int, number: int, num_output: int) -> dict[str, Any]:
-    draw = random.Random(number)
-    return {
-        "prompt": [draw.randrange(3, MAX_TOKEN) for _ in range(num_prompt)],
-        "max_tokens": num_output,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "return_token_ids": True,
-    }
 
 
 def _gaps(stream: SentCompletion) -> list[float]:

@@ -13,19 +13,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import random
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import aiohttp
 import grpc.aio
 
 from loadtest.client.client import Refused
-from loadtest.client.sent_completion import SentCompletion
+from loadtest.client.sent_completion import SentCompletion, random_body
 from loadtest.common.stats import percentile
 from loadtest.common.tables import ms, table
 from loadtest.processes.tandem_server import running_gateway
@@ -37,8 +35,6 @@ from tandem.core.errors import TandemError
 RUNS = {"no drain": ("off", False), "`gateway.rebalance=off`": ("off", True), "`gateway.rebalance=on`": ("on", True)}
 """By the name of a run: its gateway.rebalance, and whether a worker drains."""
 POOLS = ("prefill", "decode", "decode")
-MAX_TOKEN = 250
-"""Prompts consist of token ids below, which every model has."""
 NUM_WARM = 60
 """Tokens of each answer before the drain."""
 WINDOW_S = 2.0
@@ -48,8 +44,8 @@ AS_GOOD = 1.2
 """A window is as good as without a drain if its p99 gap is at most this many times longer."""
 DRAIN_S = 30.0
 PATIENCE_S = 300.0
-_FAILURES = (Refused, TandemError, aiohttp.ClientError, grpc.aio.AioRpcError)
 POLL_S = 0.1
+_FAILURES = (Refused, TandemError, aiohttp.ClientError, grpc.aio.AioRpcError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +102,9 @@ async def _measure(args: argparse.Namespace, flags: Sequence[str], clock: Clock,
         async with asyncio.timeout(PATIENCE_S):
             while not await _has_all(session, url):  # noqa: ASYNC110 # another process sets no event
                 await asyncio.sleep(POLL_S)
-        bodies = [_body(args, client.model, number) for number in range(args.requests)]
-        answers = [SentCompletion(session, f"{url}/v1/completions", body) for body in bodies]
+        bodies = [random_body(args.tokens, number, args.outputs) for number in range(args.requests)]
+        url += "/v1/completions"
+        answers = [SentCompletion(session, url, {**body, "model": client.model}) for body in bodies]
         async with asyncio.timeout(PATIENCE_S):
             while min(len(one.answer.tokens) for one in answers) < NUM_WARM:
                 for one in answers:
@@ -131,19 +128,6 @@ async def _has_all(session: aiohttp.ClientSession, url: str) -> bool:
     async with session.get(f"{url}/metrics") as response:
         text = await response.text()
     return all(f'tandem_live_workers{{pool="{pool}"}} {POOLS.count(pool)}.0' in text for pool in POOLS)
-
-
-def _body(args: argparse.Namespace, model: str, number: int) -> dict[str, Any]:
-    draw = random.Random(number)
-    return {
-        "model": model,
-        "prompt": [draw.randrange(3, MAX_TOKEN) for _ in range(args.tokens)],
-        "max_tokens": args.outputs,
-        "temperature": 0,
-        "ignore_eos": True,
-        "stream": True,
-        "return_token_ids": True,
-    }
 
 
 def _result(answers: Sequence[SentCompletion], began: float, num_drained: int) -> SpreadRun:

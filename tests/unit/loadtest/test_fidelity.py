@@ -12,7 +12,7 @@ import pytest
 from loadtest.bench.systems_under_test import Failure
 from loadtest.client.records import Record, encode
 from loadtest.fidelity.fidelity import ALLOWED, FidelityRow, compare, fidelity_text, markdown
-from loadtest.fidelity.predictions import profile_from, replayed, times_of
+from loadtest.fidelity.predictions import _deliveries, profile_from, replayed, times_of
 from loadtest.fidelity.recorded_runs import MeasuredRun, RecordedLoad, RunConfig, StoredRun, kept
 from tandem.core.clock import SystemClock
 from tandem.core.config import Config, EngineConfig
@@ -138,6 +138,7 @@ def test_what_a_fit_finds_is_what_the_run_was_made_of(runs: Sequence[StoredRun])
 @pytest.mark.slow
 def test_a_token_may_arrive_before_the_end_of_its_step_is_noted(runs: Sequence[StoredRun]) -> None:
     """Its delivery is not counted from the step before."""
+    assert _deliveries(runs[0]) == pytest.approx([2e-3] * len(_deliveries(runs[0])), rel=0.01)
     (log,) = runs[0].logs
     late = replace(log, steps=tuple(replace(step, at=step.at + 4e-3) for step in log.steps))
     assert max(profile_from(StoredRun(runs[0].run, (late,)), "").delivery_s) < 1e-3

@@ -69,7 +69,7 @@ _NumTokens = Annotated[int | None, _range(minimum=0)]
 
 
 class ContentPart(msgspec.Struct):
-    """One part of a message's content; only the `type` "text" is supported."""
+    """Hold one part of a message's content; only the `type` "text" is supported."""
 
     type: str
     text: str | None = None
