@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 from importlib import import_module
 
-from tandem.cli.gateway_checks import require_auth_if_public, require_free_port, require_tls_files
+from tandem.cli.gateway_checks import gateway_ports, require_auth_if_public, require_tls_files
+from tandem.cli.ports import PortSetting, require_free_ports
+from tandem.core.config import WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.core.settings import Resolved
 from tandem.obs.logs.logging_setup import set_up_logging
 
 
 def run_gateway(resolved: Resolved, _args: argparse.Namespace) -> int:
-    require_free_port(resolved.config.gateway)
+    require_free_ports(gateway_ports(resolved.config.gateway))
     if not resolved.config.redis.url:
         message = "redis.url is empty: a gateway finds its workers in Redis, so set --redis-url"
         raise TandemError(ErrorKind.INVALID_REQUEST, message, param="redis.url")
@@ -22,9 +24,19 @@ def run_gateway(resolved: Resolved, _args: argparse.Namespace) -> int:
 
 
 def run_worker(resolved: Resolved, _args: argparse.Namespace) -> int:
-    import_module("tandem.worker.addresses").require_worker_auth(resolved.config)  # before a model is loaded
+    # Both before a model is loaded, which takes longer than to find a mistake.
+    import_module("tandem.worker.addresses").require_worker_auth(resolved.config)
+    if resolved.config.engine.node_rank == 0:  # the other ranks listen on neither port
+        require_free_ports(_worker_ports(resolved.config.worker))
     set_up_logging(resolved.config.telemetry, "tandem-worker", resolved.config.worker.id)
     return int(import_module("tandem.worker.main").run(resolved.config))
+
+
+def _worker_ports(config: WorkerConfig) -> list[PortSetting]:
+    return [
+        PortSetting("worker.port", "--worker-port", config.host, config.port),
+        PortSetting("worker.metrics_port", "--metrics-port", config.host, config.metrics_port),
+    ]
 
 
 def run_planner(resolved: Resolved, args: argparse.Namespace) -> int:

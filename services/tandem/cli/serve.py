@@ -17,8 +17,9 @@ from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
-from tandem.cli.gateway_checks import require_auth_if_public, require_free_port, require_tls_files
+from tandem.cli.gateway_checks import gateway_ports, require_auth_if_public, require_tls_files
 from tandem.cli.gateway_process import GatewayProcess
+from tandem.cli.ports import require_free_ports
 from tandem.cli.private_directory import secret_file
 from tandem.cli.process_session import enter_own_session
 from tandem.cli.progress_lines import ProgressLines
@@ -41,7 +42,7 @@ def run(resolved: Resolved, _args: argparse.Namespace) -> int:
 
     Blocks until all have stopped, and returns the exit code of the command. Raises TandemError if a part cannot start
     or the gateway ends by itself."""
-    require_free_port(resolved.config.gateway)
+    require_free_ports(gateway_ports(resolved.config.gateway))
     require_auth_if_public(resolved)
     require_tls_files(resolved.config.gateway)
     if resolved.config.engine.nnodes > 1:

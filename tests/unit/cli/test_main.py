@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +13,11 @@ import pytest
 import yaml
 
 from tandem.cli import main
-from tandem.cli.gateway_checks import require_free_port
 from tandem.cli.main import _parser
 from tandem.cli.subcommands import SUBCOMMANDS
-from tandem.core.config import Config, GatewayConfig, value_of
-from tandem.core.errors import TandemError
+from tandem.core.config import Config, value_of
 from tandem.core.settings import Setting, build, flags_of, settings
 from tests.certificates import Authority
-from tests.ports import free_port
 
 _OTHER = {
     "redis.url": "redis://elsewhere:6379",
@@ -248,17 +243,6 @@ def test_config_imports_no_heavy_package() -> None:
 
 
 @pytest.mark.parametrize("command", ["serve", "gateway"])
-@pytest.mark.parametrize("flag", ["--port", "--grpc-port", "--gateway-metrics-port"])
-def test_a_taken_port_is_refused(command: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert main([command, "--port", "0", flag, str(port)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"tandem {command}: cannot listen on 127.0.0.1:{port}: ")
-    assert error.endswith(f"another {flag}\n")
-
-
-@pytest.mark.parametrize("command", ["serve", "gateway"])
 def test_tls_files_that_cannot_be_used_are_refused_before_the_start(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -286,41 +270,6 @@ def test_tls_files_that_cannot_be_used_are_refused_before_the_start(
         base = ("--port", "0", "--grpc-port", "0", "--redis-url", "unix:///nowhere", "--auth", "off")
         assert main([command, *base, *flags]) == 2
         assert expected in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("name", "above", "host", "error_text"),
-    [
-        ("metrics_port", 0, "", "that of gateway.port too: choose another --gateway-metrics-port"),
-        ("metrics_port", 0, "0.0.0.0", "that of gateway.port too"),
-        ("metrics_port", 1, "", "that of gateway.grpc_port too"),
-        ("grpc_port", 0, "", "that of gateway.port too: choose another --grpc-port"),
-    ],
-)
-def test_a_port_that_is_given_twice_is_refused(name: str, above: int, host: str, error_text: str) -> None:
-    port = free_port()
-    twice = replace(GatewayConfig(port=port, metrics_host=host), **{name: port + above})
-    with pytest.raises(TandemError, match=f"gateway.{name} {port + above} is {error_text}"):
-        require_free_port(twice)
-
-
-def test_the_metrics_may_have_the_same_port_at_another_address() -> None:
-    require_free_port(GatewayConfig(port=free_port(), metrics_port=free_port(), metrics_host="127.0.0.2"))
-    require_free_port(GatewayConfig(port=0, grpc_port=0, metrics_port=0))
-
-
-def test_a_wildcard_of_ipv4_leaves_the_ports_of_ipv6_addresses() -> None:
-    port = free_port()
-    require_free_port(GatewayConfig(port=port, host="0.0.0.0", metrics_port=port, metrics_host="::1"))
-    with pytest.raises(TandemError, match="metrics_port"):
-        require_free_port(GatewayConfig(port=port, host="::", metrics_port=port, metrics_host="127.0.0.1"))
-
-
-def test_a_free_port_is_left_free() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    require_free_port(GatewayConfig(port=port, grpc_port=0))
-    socket.create_server(("127.0.0.1", port)).close()
 
 
 def test_a_flag_is_not_shortened(capsys: pytest.CaptureFixture[str]) -> None:
