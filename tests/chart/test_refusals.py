@@ -92,6 +92,17 @@ BY_RULE: list[Case] = [
         {"cache": {"fetch": {"enabled": True, "resources": {"requests": {"memory": 9e9}}}}},
         "cache.fetch.resources.requests.memory is 9e+09, more than limits.memory, which is 8Gi",
     ),
+    ({"gateway": {"grpc_port": 8000}}, "gateway.grpc_port is 8000, and so is gateway.port: set different ports"),
+    ({"gateway": {"metrics_port": 8001}}, "gateway.metrics_port is 8001, and so is gateway.grpc_port"),
+    (
+        {"gateway": {"autoscaling": {"enabled": True, "minReplicas": 11}}},
+        "gateway.autoscaling.minReplicas is 11, more than maxReplicas, which is 10",
+    ),
+    ({"worker": {"port": 9180}}, "worker.port is 9180 and worker.metrics_port is 9180: set them at least 1 apart"),
+    (
+        {"pools": {"prefill": {"colocate": True}, "decode": {"colocate": True}}, "worker": {"port": 9179}},
+        "worker.port is 9179 and worker.metrics_port is 9180: set them at least 2 apart",
+    ),
     ({"pools": {"decode": None}}, "pools: there must be prefill and decode workers"),
     ({"transfer": {"require": "cuda_ipc"}}, "set pools.decode.colocate"),
     (

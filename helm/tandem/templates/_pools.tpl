@@ -113,6 +113,25 @@
 {{- end -}}
 {{- end }}
 
+{{/* Reject equal ports in one pod. Workers of a pod's further pools use the next ports. */}}
+{{- define "tandem.checkPorts" -}}
+{{- $seen := dict -}}
+{{- range $name := list "port" "grpc_port" "metrics_port" -}}
+{{- $port := toString (int (get $.Values.gateway $name)) -}}
+{{- with get $seen $port -}}
+{{- fail (printf "gateway.%s is %s, and so is gateway.%s: set different ports" $name $port .) -}}
+{{- end -}}
+{{- $_ := set $seen $port $name -}}
+{{- end -}}
+{{- $apart := sub (int .Values.worker.port) (int .Values.worker.metrics_port) | int -}}
+{{- range $group := (include "tandem.groups" . | fromYaml).groups -}}
+{{- $pools := len $group.pools -}}
+{{- if and (lt $apart $pools) (gt $apart (sub 0 $pools | int)) -}}
+{{- fail (printf "worker.port is %v and worker.metrics_port is %v: set them at least %v apart, because each pool of a pod needs one port of both" (int $.Values.worker.port) (int $.Values.worker.metrics_port) $pools) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
 {{/* Reject impossible values; each message begins with the key. */}}
 {{- define "tandem.check" -}}
 {{- $root := . -}}
@@ -191,6 +210,12 @@
 {{- end -}}
 {{- if gt (int $options.stepSizePercent) (int $options.maxSurgePercent) -}}
 {{- fail (printf "ray.incrementalUpgrade.stepSizePercent is %v, more than maxSurgePercent, which is %v: KubeRay refuses that, so set it to at most maxSurgePercent" $options.stepSizePercent $options.maxSurgePercent) -}}
+{{- end -}}
+{{- end -}}
+{{- include "tandem.checkPorts" . -}}
+{{- with .Values.gateway.autoscaling -}}
+{{- if and .enabled (gt (int .minReplicas) (int .maxReplicas)) -}}
+{{- fail (printf "gateway.autoscaling.minReplicas is %v, more than maxReplicas, which is %v: set it to at most maxReplicas" .minReplicas .maxReplicas) -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.gateway.tls.clientCaSecret (not .Values.gateway.tls.existingSecret) -}}
