@@ -105,8 +105,10 @@ class KubeApi:
                 return None
             raise
 
-    def create_lease(self, name: str, holder: str, lease_s: float) -> LeaseView:
-        body = _lease(name, LeaseView(holder=holder, lease_s=lease_s))
+    def create_lease(self, name: str, holder: str, lease_s: float, owner: Mapping[str, Any] | None = None) -> LeaseView:
+        """Create the Lease `name` and return it as stored. `owner`: reference to the object with which the server
+        deletes it."""
+        body = _lease(name, LeaseView(holder=holder, lease_s=lease_s, owners=() if owner is None else (owner,)))
         return _lease_view(self._call(self._coordination.create_namespaced_lease, self.namespace, body))
 
     def replace_lease(self, name: str, lease: LeaseView) -> LeaseView:
@@ -230,6 +232,7 @@ def _lease_view(lease: dict[str, Any]) -> LeaseView:
         renewed=str(spec.get("renewTime") or ""),
         acquired=str(spec.get("acquireTime") or ""),
         num_changes=int(spec.get("leaseTransitions") or 0),
+        owners=tuple(lease["metadata"].get("ownerReferences") or ()),
         version=str(lease["metadata"]["resourceVersion"]),
     )
 
@@ -240,7 +243,11 @@ def _lease(name: str, lease: LeaseView) -> dict[str, Any]:
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": {"name": name, **({"resourceVersion": lease.version} if lease.version else {})},
+        "metadata": {
+            "name": name,
+            **({"ownerReferences": list(lease.owners)} if lease.owners else {}),
+            **({"resourceVersion": lease.version} if lease.version else {}),
+        },
         "spec": {
             "holderIdentity": lease.holder,
             "leaseDurationSeconds": max(1, round(lease.lease_s)),

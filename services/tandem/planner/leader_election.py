@@ -9,7 +9,9 @@ request that it sends shortly before it stops must be over by then, so a request
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 RENEW_SHARE = 6
 """Number of renewals in one lease time."""
@@ -21,13 +23,15 @@ class LeaseView:
 
     `holder`: name of the planner that holds it, empty if none does. `lease_s`: seconds without renewal after which
     another planner may take it. `renewed`, `acquired`: times as the server stores them, for people. `num_changes`: how
-    often its holder has changed. `version`: resourceVersion that was read."""
+    often its holder has changed. `owners`: references to the objects with which the server deletes it. `version`:
+    resourceVersion that was read."""
 
     holder: str = ""
     lease_s: float = 0.0
     renewed: str = ""
     acquired: str = ""
     num_changes: int = 0
+    owners: tuple[Mapping[str, Any], ...] = ()
     version: str = ""
 
 
@@ -89,7 +93,8 @@ class Election:
             return replace(seen, lease_s=self.lease_s)
         if seen.holder and now < self._seen_at + max(seen.lease_s, self.lease_s):
             return None
-        return LeaseView(holder=self.me, lease_s=self.lease_s, num_changes=seen.num_changes + 1, version=seen.version)
+        changes = seen.num_changes + 1
+        return replace(seen, holder=self.me, lease_s=self.lease_s, num_changes=changes, renewed="", acquired="")
 
     def claimed(self, lease: LeaseView, sent_at: float, now: float) -> None:
         """Record the Lease that the server returned for a claim, and lead if this planner is its holder.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tandem.core.clock import Clock
 from tandem.planner.kube_error import KubeError
@@ -24,13 +24,15 @@ class LeaseKeeper:
     """Takes and renews the Lease `name` for this planner whenever `election` allows it.
 
     `run` tries this at intervals until it is stopped; `look` tries it once. `api`: the client with which the Lease is
-    read and written. `on_failure` is called with the error of each failed call, except for conflicts with another
-    planner. An error that repeats is logged at DEBUG."""
+    read and written. `find_owner` reads what the planner scales and returns a reference to it, so that the server
+    deletes the Lease together with it; it may raise KubeError. `on_failure` is called with the error of each failed
+    call, except for conflicts with another planner. An error that repeats is logged at DEBUG."""
 
     election: Election
     api: KubeApi
     name: str
     clock: Clock
+    find_owner: Callable[[], Mapping[str, Any]]
     on_failure: Callable[[KubeError], None]
     _did_lead: bool = field(default=False, init=False)
     _problem: str = field(default="", init=False)
@@ -52,7 +54,8 @@ class LeaseKeeper:
     def look(self) -> None:
         """Read the Lease once, and renew or take it if the election allows that.
 
-        Blocks for up to two calls of the API server. A failed call is logged and passed to `on_failure`, not raised."""
+        Blocks for up to three calls of the API server. A failed call is logged and passed to `on_failure`, not raised.
+        """
         try:
             self._look()
             self._problem = ""
@@ -77,7 +80,7 @@ class LeaseKeeper:
         seen = self.api.read_lease(self.name)
         sent_at = clock.now()
         if seen is None:
-            created = self.api.create_lease(self.name, election.me, election.lease_s)
+            created = self.api.create_lease(self.name, election.me, election.lease_s, self.find_owner())
             election.claimed(created, sent_at, clock.now())
             return
         election.saw(seen, clock.now())

@@ -138,12 +138,12 @@ class Program:
         except KubeError as error:
             raise TandemError(ErrorKind.INVALID_REQUEST, f"Kubernetes: {error.message}", param="planner") from error
         self._api = api
-        self._leadership = LeaseKeeper(election, api, planner.lease, self._clock, metrics.failed)
 
         def watch(selector: str) -> PodInformer:
             return PodInformer(api, selector, self._clock, Backoff(_random))
 
         finder = ClusterFinder(api, planner.rayservice, planner.raycluster, groups, watch)
+        self._leadership = LeaseKeeper(election, api, planner.lease, self._clock, finder.owner, metrics.failed)
         pod_drain, retries = PodDrain(self._inventory, self._clock), Retries(Backoff(_random), metrics.failed)
         return RayClusterActuator(finder, self._leadership, pod_drain, serve, retries)
 

@@ -60,6 +60,14 @@ class ClusterFinder:
         groups = {group.role: self._group(cluster_object, name, group.name) for group in self.groups}
         return Cluster(name, str(cluster_object["metadata"]["resourceVersion"]), groups)
 
+    def owner(self) -> Mapping[str, Any]:
+        """Read the RayService, or without one the RayCluster, and return a reference to it for objects that are to end
+        with it. Blocks. Raises KubeError."""
+        found = self.api.read_service(self.rayservice) if self.rayservice else self.api.read_cluster(self.raycluster)
+        metadata = found["metadata"]
+        names = {"apiVersion": found["apiVersion"], "kind": found["kind"]}
+        return {**names, "name": metadata["name"], "uid": metadata["uid"]}
+
     def pods(self, cluster: Cluster) -> tuple[Pod, ...]:
         """Return the cluster's pods, sorted by name, from the informer.
 

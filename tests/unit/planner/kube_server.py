@@ -88,6 +88,8 @@ class KubeServer:
             key = (plural, name)
             made = _copied(content)
             made.setdefault("metadata", {})["name"] = name
+            if key in self._objects:
+                made["metadata"]["uid"] = self._objects[key]["metadata"]["uid"]
             self._stamp(made)
             kind = "MODIFIED" if key in self._objects else "ADDED"
             self._objects[key] = made
@@ -194,6 +196,7 @@ class KubeServer:
     def _stamp(self, content: Object) -> None:
         self._version += 1
         content["metadata"]["resourceVersion"] = str(self._version)
+        content["metadata"].setdefault("uid", f"uid-{self._version}")
 
     def _notify(self, kind: str, content: Object, plural: str) -> None:
         self._events.append((self._version, kind, {**_copied(content), "kind": _KINDS[plural]}))

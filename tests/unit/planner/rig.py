@@ -71,9 +71,10 @@ class Planner:
         self.api = connect(name)
         clock = world.clock
         self.election = Election(name, LEASE_S)
-        self.leadership = LeaseKeeper(self.election, self.api, "tandem-planner", clock, self.errors.append)
         self.watches: list[PodInformer] = []
         self.finder = ClusterFinder(self.api, SERVICE, "", groups, self._watch)
+        owner, failed = self.finder.owner, self.errors.append
+        self.leadership = LeaseKeeper(self.election, self.api, "tandem-planner", clock, owner, failed)
         targets: Any = PublishedTargets(world)
         self.actuator = RayClusterActuator(
             self.finder,

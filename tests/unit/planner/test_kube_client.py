@@ -11,9 +11,11 @@ import pytest
 from kubernetes.config import incluster_config, kube_config
 
 from tandem.planner.kube_client import KubeApi, connect
-from tandem.planner.kube_error import KubeError
+from tandem.planner.kube_error import Backoff, KubeError
 from tandem.planner.leader_election import Election
 from tandem.planner.lease_keeper import LeaseKeeper
+from tandem.planner.pod_watch import PodInformer
+from tandem.planner.ray_cluster import ClusterFinder
 from tests.unit.planner.api_servers import ApiServer, RealObjects
 from tests.unit.planner.kube_server import KubeServer
 from tests.unit.planner.world import CLUSTER, SERVICE, Objects, Tick, World
@@ -34,7 +36,11 @@ def world(api_server: ApiServer) -> World[Objects]:
 
 
 def keeper(api: KubeApi, who: str, clock: Tick, failures: list[KubeError]) -> LeaseKeeper:
-    return LeaseKeeper(Election(who, 15.0), api, LEASE, clock, failures.append)
+    def informer(selector: str) -> PodInformer:
+        return PodInformer(api, selector, clock, Backoff(lambda: 0.0))
+
+    owner = ClusterFinder(api, SERVICE, "", (), informer).owner
+    return LeaseKeeper(Election(who, 15.0), api, LEASE, clock, owner, failures.append)
 
 
 def test_in_a_pod_nothing_is_printed(
@@ -77,7 +83,10 @@ def test_a_lease_that_changed_meanwhile_is_a_conflict(api: KubeApi) -> None:
     assert api.read_lease(LEASE) == taken
 
 
-def test_two_candidates_hold_a_lease_one_after_the_other(api: KubeApi, api_server: ApiServer) -> None:
+def test_two_candidates_hold_a_lease_one_after_the_other(
+    api: KubeApi, api_server: ApiServer, world: World[Objects]
+) -> None:
+    world.set_service()
     clock, failures = Tick(), list[KubeError]()
     other_api = api_server.connect("p2")
     one, other = keeper(api, "p1", clock, failures), keeper(other_api, "p2", clock, failures)
@@ -101,11 +110,27 @@ def test_two_candidates_hold_a_lease_one_after_the_other(api: KubeApi, api_serve
     one.look()
     assert one.leads and not other.leads and failures == []
     other_api.close()
+    # The server deletes it with the RayService, whoever holds it.
+    kept = api.read_lease(LEASE)
+    assert kept is not None and kept.num_changes == 2
+    assert [(owner["kind"], owner["name"]) for owner in kept.owners] == [("RayService", SERVICE)]
+
+
+def test_no_planner_leads_without_a_rayservice(api: KubeApi, world: World[Objects]) -> None:
+    failures = list[KubeError]()
+    one = keeper(api, "p1", Tick(), failures)
+    one.look()
+    assert not one.leads and api.read_lease(LEASE) is None
+    assert [error.status for error in failures] == [404]
+    world.set_service()
+    one.look()
+    assert one.leads
 
 
 def test_a_lease_with_an_invalid_name_is_reported_once_as_an_error(
-    api: KubeApi, caplog: pytest.LogCaptureFixture
+    api: KubeApi, world: World[Objects], caplog: pytest.LogCaptureFixture
 ) -> None:
+    world.set_service()
     failures = list[KubeError]()
     leadership = keeper(api, "p1", Tick(), failures)
     leadership.name = "Not_A_Name"

@@ -28,7 +28,7 @@ def test_a_failure_that_repeats_is_a_warning_once(caplog: pytest.LogCaptureFixtu
     refused, away = KubeError(403, "forbidden"), KubeError(0, "refused")
     api = cast(KubeApi, FailingApi(refused, refused, away, refused))
     failures: list[KubeError] = []
-    keeper = LeaseKeeper(Election("p1", 15.0), api, "tandem-planner", SystemClock(), failures.append)
+    keeper = LeaseKeeper(Election("p1", 15.0), api, "tandem-planner", SystemClock(), dict, failures.append)
     with caplog.at_level(logging.DEBUG):
         for _ in range(4):
             keeper.look()
