@@ -225,10 +225,9 @@ class KubeCluster:
     def upgrade(self, namespace: str, values: Path, *options: str, release: str = RELEASE) -> None:
         self.helm("upgrade", release, str(CHART), "-n", namespace, "-f", str(values), *options)
 
-    def uninstall(self, namespace: str, release: str = RELEASE) -> None:
-        """Uninstall a release. Where no pod can run, its hook cannot either."""
-        hooks = () if self.has_ready_node else ("--no-hooks",)
-        self.helm("uninstall", release, "-n", namespace, *hooks)
+    def uninstall(self, namespace: str, release: str = RELEASE, *, with_hook: bool = False) -> None:
+        """Uninstall a release. Its hook runs in a pod, which needs a node and an image that the node has."""
+        self.helm("uninstall", release, "-n", namespace, *(() if with_hook else ("--no-hooks",)))
 
     # ---- accounts
 
