@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -23,7 +24,6 @@ from tandem.core.ids import BlockId, SeqId
 from tandem.kv.handoff import BlockDigest
 from tandem.runtime.device_stream import DeviceStream, StreamMark
 from tandem.runtime.executor import BaseExecutor
-from tandem.runtime.grammar_engine import LlguidanceMasks
 from tandem.runtime.kv_cache import KVCache, unsigned
 from tandem.runtime.models.causal import CausalModel
 from tandem.runtime.sampler import LogitRows
@@ -32,6 +32,9 @@ from tandem.runtime.slice_work import FAILURES, NO_TOKEN, PreparedSlice, blocks_
 from tandem.runtime.staging import Staged, Staging
 from tandem.sched.state.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
 from tandem_kernels.contract import SamplingRows
+
+if TYPE_CHECKING:
+    from tandem.runtime.grammar_engine import LlguidanceMasks
 
 PLAN_DEPTH = 2
 """Largest number of plans that are launched and not yet collected."""

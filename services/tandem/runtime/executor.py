@@ -8,6 +8,7 @@ the same slots.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,7 +16,6 @@ from tandem.core.errors import TandemError
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, SeqId
 from tandem.kv.handoff import BlockDigest
-from tandem.runtime.grammar_engine import LlguidanceMasks
 from tandem.runtime.input_batch import build_batch
 from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.logits_processor import LogitsProcessor
@@ -32,6 +32,9 @@ from tandem.runtime.slice_work import (
     partly_filled,
 )
 from tandem.sched.state.step_plan import ScheduledSlice, SliceResult, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from tandem.runtime.grammar_engine import LlguidanceMasks
 
 
 class BaseExecutor:

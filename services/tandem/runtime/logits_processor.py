@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from tandem.core.ids import SeqId
 from tandem.core.request import SamplingParams
-from tandem.runtime.grammar_engine import LlguidanceMasks
 from tandem.runtime.token_counts import TokenCounts
 from tandem.sched.state.step_plan import Sampling
+
+if TYPE_CHECKING:
+    from tandem.runtime.grammar_engine import LlguidanceMasks
 
 Adjust = Callable[[torch.Tensor, Sequence[int]], None]
 """Function `adjust(logits, accepted)` that changes a float64 row `[vocab]` in place; `accepted` are the tokens that

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -26,7 +27,6 @@ from tandem.runtime.device import num_compute_threads, torch_dtype
 from tandem.runtime.device_stream import DeviceStream
 from tandem.runtime.executor import TorchExecutor
 from tandem.runtime.fingerprint import model_fingerprint, weights_digest
-from tandem.runtime.grammar_engine import LlguidanceMasks
 from tandem.runtime.int8 import check_int8
 from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.kv_sizing import allocate_cache, gpu_pool_bytes, layout_of, max_model_len, step_bytes
@@ -46,6 +46,9 @@ from tandem_kernels.dispatch import REFERENCE, Kernels
 from tandem_kernels.native import library as native
 from tandem_kernels.native.build import NativeUnavailable
 from tandem_kernels.native.decoder import unsupported
+
+if TYPE_CHECKING:
+    from tandem.runtime.grammar_engine import LlguidanceMasks
 
 AnyExecutor = TorchExecutor | AsyncExecutor
 
@@ -319,6 +322,9 @@ def _grammars(bundle: TokenizerBundle, config: DecoderSpec) -> LlguidanceMasks |
     """Build the grammar masks of a tokenizer; None, with a warning, if llguidance does not support the tokenizer.
 
     Such a model still serves all requests without a grammar."""
+    # Imported on use: kernels are also tested where llguidance is not installed.
+    from tandem.runtime.grammar_engine import LlguidanceMasks
+
     try:
         return LlguidanceMasks(bundle, config.vocab_size)
     except TandemError as error:
