@@ -375,7 +375,9 @@ class RequestDirector:
         if error is None:
             open_request.progress_at = now
             self._apply(open_request, partial(open_request.state.accepted, worker, key), now, out)
-            open_request.has_begun = open_request.has_begun or open_request.state.phase is JobGroupPhase.RUNNING
+            if open_request.state.phase is JobGroupPhase.RUNNING:
+                open_request.has_begun = True
+                self._queue.accepted(open_request.id)
         elif open_request.fixed_placement is not None and error.kind is ErrorKind.WORKER_LOST:
             # A probe has no other workers.
             self._apply(open_request, partial(open_request.state.failed, error), now, out)
@@ -542,6 +544,8 @@ class RequestDirector:
             if place.has_failed:
                 open_request.failed_at = now
                 self._queue.failed(open_request.id, place)
+            else:
+                self._queue.sent_in_vain(open_request.id)
             self._queue.put_back(open_request.id, now)
 
     def _find_consumer(self, open_request: OpenRequest, search: FindConsumer, now: float, out: list[Command]) -> None:

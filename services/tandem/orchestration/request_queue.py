@@ -41,8 +41,13 @@ from tandem.routing.worker_view import Pair, WorkerView
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 BEHIND = NoPlacement("requests of a more urgent lane wait for the same workers", may_pass=True)
+NOT_ALONE = NoPlacement("workers keep refusing it, and another such request is sent first", may_pass=True)
 REFUSAL_BACKOFF_S = 0.1
 """Seconds until a worker that refused is tried again, unless it reports more capacity before."""
+NUM_REFUSALS = 4
+"""Number of refusals in a row from which on a request is sent alone: not while workers have yet to accept another such
+request of its model. Two requests that each need a worker on which the other one has reserved room are both refused,
+and if they were sent at the same times again and again, until they time out."""
 NUM_FETCH_FAILURES = 2
 """Number of failed prefix fetches in a row after which no prefix is fetched over a link for some time; a single failure
 may be due to blocks that were evicted a moment ago. A link that no hand-off uses is not probed, and where it is down,
@@ -124,6 +129,8 @@ class PlacementQueue:
         self._prefixes = prefixes
         self._requests: dict[RequestId, RoutingRequest] = {}
         self._full_until: dict[tuple[WorkerRef, Lane], float] = {}
+        self._num_refusals: dict[RequestId, int] = {}
+        self._alone: dict[str, RequestId] = {}
         self._blocked: dict[_ModelLane, RoutingRequest] = {}
         self._why: dict[_ModelLane, NoPlacement] = {}
         self._hopeless_since: dict[_ModelLane, float] = {}
@@ -186,11 +193,13 @@ class PlacementQueue:
         self.queue.leave(request, num_cached)
         self.waits.forget(request)
         self._requests.pop(request, None)
+        self._forget_refusals(request)
 
     def put_back(self, request: RequestId, now: float) -> None:
         """Return a request that was sent to workers to its old position in the queue, at the time `now`; does nothing
         when it has ended."""
         self.queue.put_back(request)
+        self._end_alone(request)
         known = self._requests.get(request)
         if known is not None:
             self.waits.enter(request, _ModelLane.of(known), now)
@@ -256,6 +265,25 @@ class PlacementQueue:
         """Record that workers refused a request of `lane` for lack of room. For `REFUSAL_BACKOFF_S` seconds they get no
         requests of this lane or of less urgent ones; a request of a more urgent lane may find room there."""
         self._full_until.update(((worker, lane), now + REFUSAL_BACKOFF_S) for worker in workers)
+
+    def accepted(self, request: RequestId) -> None:
+        """Record that all workers to which a request was sent have accepted it."""
+        self._forget_refusals(request)
+
+    def sent_in_vain(self, request: RequestId) -> None:
+        """Record that a request was sent to workers and refused."""
+        if request in self._requests:
+            self._num_refusals[request] = self._num_refusals.get(request, 0) + 1
+
+    def _forget_refusals(self, request: RequestId) -> None:
+        if self._num_refusals.pop(request, 0) >= NUM_REFUSALS:
+            self._end_alone(request)
+
+    def _end_alone(self, request: RequestId) -> None:
+        self._alone = {model: alone for model, alone in self._alone.items() if alone != request}
+
+    def _is_sent_alone(self, request: RequestId) -> bool:
+        return self._num_refusals.get(request, 0) >= NUM_REFUSALS
 
     def failed(self, request: RequestId, requeue: Requeue) -> None:
         """Record that the workers in `requeue.excluded` failed a request, so that the request prefers other workers
@@ -329,6 +357,8 @@ class PlacementQueue:
         return bool(served) and not any(lanes.isdisjoint(yields_to) for lanes in served)
 
     def _try(self, request: RequestId, yields_to: frozenset[Lane], now: float) -> Dispatchable | NoPlacement:
+        if self._is_sent_alone(request) and self._alone.get(self._requests[request].model, request) != request:
+            return NOT_ALONE
         routing_request = self._looked_up(self._requests[request], self.queue.charged(request))
         if blocked_links := self._prefix_fetches.excluded(now):
             routing_request = replace(routing_request, blocked_links=blocked_links)
@@ -376,6 +406,8 @@ class PlacementQueue:
         picked = placement.picked
         num_uncached = routing_request.num_uncached(worker) if picked is None else picked.cost.prefill.num_uncached
         self.queue.send(request, num_uncached)
+        if self._is_sent_alone(request):
+            self._alone[routing_request.model] = request
         waits = self.waits.take(request, key, now)
         return Dispatchable(request, placement, _predictions(routing_request, placement, worker), waits)
 
