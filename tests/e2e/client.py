@@ -29,7 +29,7 @@ from tandem.wire.kv_codec import encode_handoff_key
 from tandem.wire.peer_auth import PeerAuth
 from tandem.wire.worker_codec import decode_books, decode_refusal, decode_update
 
-PATIENCE_S = 30.0
+PATIENCE_S = 100.0
 """Timeout in seconds after which a test has failed."""
 
 _numbers = itertools.count(1)

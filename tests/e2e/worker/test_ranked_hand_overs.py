@@ -11,7 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from tandem.core.errors import ErrorKind
-from tandem.core.events import Finished
+from tandem.core.events import Failed, Finished
+from tandem.core.ids import JobKey
+from tandem.core.request import Request
 from tests.e2e.client import Client, hand_over, settled
 from tests.e2e.cluster import WorkerProcess
 from tests.e2e.gateway.test_ranks import follower_of
@@ -36,14 +38,26 @@ def pair(request: pytest.FixtureRequest, start: Start) -> Iterator[tuple[WorkerP
         worker.stop()
 
 
+async def handed_over(producer: Client, consumer: Client, num_prompt: int) -> tuple[Request, JobKey]:
+    """Hand over a request until it finishes, and return it. Like a gateway this tries again where a link is not open in
+    time, because threads of three ranks and of other tests wait for the same two cores."""
+    for _ in range(3):
+        request = fresh_request(num_prompt, 16)
+        key, _ = await hand_over(producer, consumer, request)
+        end = await consumer.end_of(key)
+        if isinstance(end, Finished):
+            break
+        assert isinstance(end, Failed) and end.kind is ErrorKind.KV_LOST, end
+    assert isinstance(end, Finished), end
+    return request, key
+
+
 async def test_tokens_are_the_same_in_both_directions(pair: tuple[WorkerProcess, WorkerProcess]) -> None:
     one, two = pair
     async with Client(one.ref) as single, Client(two.ref) as ranked:
         for producer, consumer in ((ranked, single), (single, ranked)):
             for num_prompt in (3, 100, 700):
-                request = fresh_request(num_prompt, 16)
-                key, _ = await hand_over(producer, consumer, request)
-                assert isinstance(await consumer.end_of(key), Finished)
+                request, key = await handed_over(producer, consumer, num_prompt)
                 pulled = consumer.pulled(key)
                 assert pulled is not None and pulled.num_blocks == -(-num_prompt // 16)
                 assert consumer.tokens(key) == await in_one_place(single, request)
