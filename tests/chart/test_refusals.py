@@ -98,6 +98,10 @@ BY_RULE: list[Case] = [
         {"gateway": {"autoscaling": {"enabled": True, "minReplicas": 11}}},
         "gateway.autoscaling.minReplicas is 11, more than maxReplicas, which is 10",
     ),
+    (
+        {"pools": {"prefill": {"colocate": True}, "decode": {"colocate": True}}, "worker": {"port": 9181}},
+        "worker.port is 9181 and worker.metrics_port is 9180: set them at least 2 apart",
+    ),
     ({"worker": {"port": 9180}}, "worker.port is 9180 and worker.metrics_port is 9180: set them at least 1 apart"),
     (
         {"pools": {"prefill": {"colocate": True}, "decode": {"colocate": True}}, "worker": {"port": 9179}},

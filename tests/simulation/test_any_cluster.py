@@ -125,13 +125,16 @@ def test_every_request_ends_once_and_nothing_is_left(
     assert run(max_run=max_run)[0] == single == digest
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_requests_that_need_room_on_each_other_s_workers_do_not_refuse_each_other_for_ever(seed: int) -> None:
-    """Each worker refuses a prompt beside the room that a request in the other direction has reserved there."""
+@pytest.mark.parametrize("num_gateways", [1, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_requests_that_need_room_on_each_other_s_workers_do_not_refuse_each_other_for_ever(
+    seed: int, num_gateways: int
+) -> None:
+    """Each of two workers refuses a prompt while a request in the other direction has room reserved there."""
     tight = EngineConfig(max_num_batched_tokens=64, max_num_seqs=2, enable_chunked_prefill=False)
     spec = slow_spec(config=Config(engine=tight), num_blocks=30, bandwidth=1e8)
     gateway = GatewayConfig(disaggregation="strict")
-    one = SimCluster(ClusterSpec(workers=((spec, 2),), gateway=gateway, latency_s=0.3))
+    one = SimCluster(ClusterSpec(workers=((spec, 2),), gateway=gateway, latency_s=0.3, num_gateways=num_gateways))
     traces = traces_of(one, poisson(GROUPS, seed, NUM_REQUESTS, rate=0.0))
     assert all(trace.is_complete for trace in traces), [t.outcome for t in traces if not t.is_complete]
 

@@ -113,7 +113,8 @@
 {{- end -}}
 {{- end }}
 
-{{/* Reject equal ports in one pod. Workers of a pod's further pools use the next ports. */}}
+{{/* Reject equal ports of gateways, and of the workers in one pod: each further pool of a pod uses the next port after
+     worker.port and after worker.metrics_port. */}}
 {{- define "tandem.checkPorts" -}}
 {{- $seen := dict -}}
 {{- range $name := list "port" "grpc_port" "metrics_port" -}}
@@ -125,9 +126,14 @@
 {{- end -}}
 {{- $apart := sub (int .Values.worker.port) (int .Values.worker.metrics_port) | int -}}
 {{- range $group := (include "tandem.groups" . | fromYaml).groups -}}
-{{- $pools := len $group.pools -}}
-{{- if and (lt $apart $pools) (gt $apart (sub 0 $pools | int)) -}}
-{{- fail (printf "worker.port is %v and worker.metrics_port is %v: set them at least %v apart, because each pool of a pod needs one port of both" (int $.Values.worker.port) (int $.Values.worker.metrics_port) $pools) -}}
+{{- $needed := 0 -}}
+{{- range $index, $pool := $group.pools -}}
+{{- if eq (int $pool.replicasPerPod) 1 -}}
+{{- $needed = add $index 1 | int -}}
+{{- end -}}
+{{- end -}}
+{{- if and (lt $apart $needed) (gt $apart (sub 0 $needed | int)) -}}
+{{- fail (printf "worker.port is %v and worker.metrics_port is %v: set them at least %v apart, because each further pool of a pod uses the next port after each of them" (int $.Values.worker.port) (int $.Values.worker.metrics_port) $needed) -}}
 {{- end -}}
 {{- end -}}
 {{- end }}

@@ -18,10 +18,14 @@ from tandem.wire.tls import TlsFiles
 
 
 def gateway_ports(config: GatewayConfig) -> list[PortSetting]:
+    """Return the ports on which a gateway listens."""
+    host_name, host = "gateway.host", config.host
+    metrics_host_name = "gateway.metrics_host" if config.metrics_host else host_name
+    metrics = (metrics_host_name, config.own_metrics_host, config.metrics_port)
     return [
-        PortSetting("gateway.port", "--port", config.host, config.port),
-        PortSetting("gateway.grpc_port", "--grpc-port", config.host, config.own_grpc_port),
-        PortSetting("gateway.metrics_port", "--gateway-metrics-port", config.own_metrics_host, config.metrics_port),
+        PortSetting("gateway.port", "--port", host_name, host, config.port),
+        PortSetting("gateway.grpc_port", "--grpc-port", host_name, host, config.own_grpc_port),
+        PortSetting("gateway.metrics_port", "--gateway-metrics-port", *metrics),
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,22 +12,24 @@ from tandem.core.errors import ErrorKind, TandemError
 
 
 class PortSetting(NamedTuple):
-    """A setting that names a port, with its flag. `port` 0 means any free port, and -1 that nothing listens."""
+    """A setting that names a port, with its flag and with the setting of its host. `port` 0 means any free port, and -1
+    that nothing listens."""
 
     name: str
     flag: str
+    host_name: str
     host: str
     port: int
 
     def overlaps(self, other: PortSetting) -> bool:
-        """Return whether both would listen at one port of one address. The host `::` stands for every address, and
-        `0.0.0.0` for every IPv4 address."""
+        """Return whether both would listen at one port of one address. The hosts `::` and empty stand for every
+        address, and `0.0.0.0` for every IPv4 address."""
         has_address = self.host == other.host or self._covers(other.host) or other._covers(self.host)
         return has_address and self.port == other.port > 0
 
     def _covers(self, host: str) -> bool:
         """Return whether this host is a wildcard that includes `host`."""
-        return is_wildcard(self.host) and (":" in self.host or ":" not in host)
+        return not self.host or (is_wildcard(self.host) and (":" in self.host or ":" not in host))
 
 
 def require_free_ports(settings: Sequence[PortSetting]) -> None:
@@ -42,12 +45,19 @@ def require_free_ports(settings: Sequence[PortSetting]) -> None:
 
 
 def _require_free_port(setting: PortSetting) -> None:
-    family = socket.AF_INET6 if ":" in setting.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((setting.host, setting.port))
-        except OSError as error:
-            where = f"{format_host(setting.host)}:{setting.port}"
-            message = f"cannot listen on {where}: {error.strerror}; choose another {setting.flag}"
-            raise TandemError(ErrorKind.INVALID_REQUEST, message, param=setting.name) from error
+    where = f"{format_host(setting.host)}:{setting.port}"
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            setting.host or None, setting.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except (OSError, UnicodeError) as error:
+        is_in_use = isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES)
+        advice, param = f"choose another {setting.flag}", setting.name
+        if not is_in_use:
+            advice, param = f"set {setting.host_name} to an address of this machine", setting.host_name
+        reason = getattr(error, "strerror", None) or error
+        message = f"cannot listen on {where}: {reason}; {advice}"
+        raise TandemError(ErrorKind.INVALID_REQUEST, message, param=param) from error

@@ -24,7 +24,7 @@ def run_gateway(resolved: Resolved, _args: argparse.Namespace) -> int:
 
 
 def run_worker(resolved: Resolved, _args: argparse.Namespace) -> int:
-    # Both before a model is loaded, which takes longer than to find a mistake.
+    # Both checks run before the model is loaded, because loading takes minutes and a mistake is found in a moment.
     import_module("tandem.worker.addresses").require_worker_auth(resolved.config)
     if resolved.config.engine.node_rank == 0:  # the other ranks listen on neither port
         require_free_ports(_worker_ports(resolved.config.worker))
@@ -34,8 +34,8 @@ def run_worker(resolved: Resolved, _args: argparse.Namespace) -> int:
 
 def _worker_ports(config: WorkerConfig) -> list[PortSetting]:
     return [
-        PortSetting("worker.port", "--worker-port", config.host, config.port),
-        PortSetting("worker.metrics_port", "--metrics-port", config.host, config.metrics_port),
+        PortSetting("worker.port", "--worker-port", "worker.host", config.host, config.port),
+        PortSetting("worker.metrics_port", "--metrics-port", "worker.host", config.host, config.metrics_port),
     ]
 
 

@@ -226,6 +226,7 @@ class RequestDirector:
         """Raise AssertionError where the queue and the open requests disagree, or the queue contradicts itself. For
         tests."""
         self.queue.check()
+        self._queue.check()
         for request in self._queue.known():
             assert request in self._open, f"{request} has a place in the queue and is not open"
         for request in self._queue.waits.requests():
@@ -377,11 +378,14 @@ class RequestDirector:
             self._apply(open_request, partial(open_request.state.accepted, worker, key), now, out)
             if open_request.state.phase is JobGroupPhase.RUNNING:
                 open_request.has_begun = True
-                self._queue.accepted(open_request.id)
+                if self._queue.accepted(open_request.id):
+                    self._place_queued(now, out)
         elif open_request.fixed_placement is not None and error.kind is ErrorKind.WORKER_LOST:
             # A probe has no other workers.
             self._apply(open_request, partial(open_request.state.failed, error), now, out)
         else:
+            if error.kind is ErrorKind.OVERLOADED:
+                self._queue.count_refusal(key.request, now)
             self._apply(open_request, partial(open_request.state.refused, worker, key, error), now, out)
         if open_request.is_queued and key.request in self._open:
             self._place_queued(now, out)
@@ -544,8 +548,6 @@ class RequestDirector:
             if place.has_failed:
                 open_request.failed_at = now
                 self._queue.failed(open_request.id, place)
-            else:
-                self._queue.sent_in_vain(open_request.id)
             self._queue.put_back(open_request.id, now)
 
     def _find_consumer(self, open_request: OpenRequest, search: FindConsumer, now: float, out: list[Command]) -> None:

@@ -12,6 +12,7 @@ block each other. A request that no worker could serve blocks no other lane.
 from __future__ import annotations
 
 import math
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -41,13 +42,19 @@ from tandem.routing.worker_view import Pair, WorkerView
 from tandem.sched.state.slo_targets import NO_TARGETS, LatencyTargets
 
 BEHIND = NoPlacement("requests of a more urgent lane wait for the same workers", may_pass=True)
-NOT_ALONE = NoPlacement("workers keep refusing it, and another such request is sent first", may_pass=True)
+NOT_ALONE = NoPlacement("workers keep refusing it, so it is sent when others have their replies", may_pass=True)
 REFUSAL_BACKOFF_S = 0.1
 """Seconds until a worker that refused is tried again, unless it reports more capacity before."""
 NUM_REFUSALS = 4
-"""Number of refusals in a row from which on a request is sent alone: not while workers have yet to accept another such
-request of its model. Two requests that each need a worker on which the other one has reserved room are both refused,
-and if they were sent at the same times again and again, until they time out."""
+"""Number of refusals in a row after which a request is sent alone: only while no other such request of its model waits
+for its workers' replies, and after a pause. Otherwise two requests, each of which has reserved room on the worker that
+the other one needs, could be refused and sent again together until they time out. The pauses differ, because the two
+requests may be at two gateways."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+"""Bound on the first pause of a request that is sent alone, in seconds, which doubles with each refusal, and its
+limit."""
+ALONE_S = 2.0
+"""Longest time in seconds for which a request that was sent alone keeps others waiting."""
 NUM_FETCH_FAILURES = 2
 """Number of failed prefix fetches in a row after which no prefix is fetched over a link for some time; a single failure
 may be due to blocks that were evicted a moment ago. A link that no hand-off uses is not probed, and where it is down,
@@ -107,6 +114,29 @@ class _ModelLane(NamedTuple):
         return cls(request.model, request.lane)
 
 
+class _Refusals(NamedTuple):
+    """How often in a row workers had no room for a request, and the time before which it is not sent again."""
+
+    number: int = 0
+    not_before: float = -math.inf
+
+    def another(self, request: RequestId, now: float) -> _Refusals:
+        """Return the refusals after one more at the time `now`. The pause is drawn from the request's id and the
+        number, so that a simulation repeats it."""
+        number = self.number + 1
+        if number < NUM_REFUSALS:
+            return _Refusals(number)
+        longest_s = min(FIRST_PAUSE_S * 2 ** (number - NUM_REFUSALS), LONGEST_PAUSE_S)
+        return _Refusals(number, now + longest_s * zlib.crc32(f"{request} {number}".encode()) / 2**32)
+
+
+class _SentAlone(NamedTuple):
+    """The request of a model that was sent alone, and the time until which it may keep others waiting."""
+
+    request: RequestId
+    until: float
+
+
 class PlacementQueue:
     """Queue admitted requests, and choose workers for the first request of each model and lane.
 
@@ -129,8 +159,8 @@ class PlacementQueue:
         self._prefixes = prefixes
         self._requests: dict[RequestId, RoutingRequest] = {}
         self._full_until: dict[tuple[WorkerRef, Lane], float] = {}
-        self._num_refusals: dict[RequestId, int] = {}
-        self._alone: dict[str, RequestId] = {}
+        self._refusals: dict[RequestId, _Refusals] = {}
+        self._sent_alone: dict[str, _SentAlone] = {}
         self._blocked: dict[_ModelLane, RoutingRequest] = {}
         self._why: dict[_ModelLane, NoPlacement] = {}
         self._hopeless_since: dict[_ModelLane, float] = {}
@@ -193,7 +223,7 @@ class PlacementQueue:
         self.queue.leave(request, num_cached)
         self.waits.forget(request)
         self._requests.pop(request, None)
-        self._forget_refusals(request)
+        self.accepted(request)
 
     def put_back(self, request: RequestId, now: float) -> None:
         """Return a request that was sent to workers to its old position in the queue, at the time `now`; does nothing
@@ -203,6 +233,11 @@ class PlacementQueue:
         known = self._requests.get(request)
         if known is not None:
             self.waits.enter(request, _ModelLane.of(known), now)
+
+    def check(self) -> None:
+        """Raise AssertionError naming a request that has ended and is still counted as refused or as sent alone."""
+        for request in [*self._refusals, *(sent.request for sent in self._sent_alone.values())]:
+            assert request in self._requests, f"{request} has ended, and refusals of it are kept"
 
     def known(self) -> Iterable[RequestId]:
         """Return the requests that were admitted and have not ended."""
@@ -266,29 +301,35 @@ class PlacementQueue:
         requests of this lane or of less urgent ones; a request of a more urgent lane may find room there."""
         self._full_until.update(((worker, lane), now + REFUSAL_BACKOFF_S) for worker in workers)
 
-    def accepted(self, request: RequestId) -> None:
-        """Record that all workers to which a request was sent have accepted it."""
-        self._forget_refusals(request)
-
-    def sent_in_vain(self, request: RequestId) -> None:
-        """Record that a request was sent to workers and refused."""
+    def count_refusal(self, request: RequestId, now: float) -> None:
+        """Record that a worker had no room for a request that was sent to it."""
         if request in self._requests:
-            self._num_refusals[request] = self._num_refusals.get(request, 0) + 1
+            self._refusals[request] = self._refusals.get(request, _Refusals()).another(request, now)
 
-    def _forget_refusals(self, request: RequestId) -> None:
-        if self._num_refusals.pop(request, 0) >= NUM_REFUSALS:
-            self._end_alone(request)
+    def accepted(self, request: RequestId) -> bool:
+        """Record that all workers to which a request was sent have accepted it, and return whether another request may
+        be sent for that reason."""
+        self._refusals.pop(request, None)
+        return self._end_alone(request)
 
-    def _end_alone(self, request: RequestId) -> None:
-        self._alone = {model: alone for model, alone in self._alone.items() if alone != request}
+    def _end_alone(self, request: RequestId) -> bool:
+        num_before = len(self._sent_alone)
+        self._sent_alone = {model: sent for model, sent in self._sent_alone.items() if sent.request != request}
+        return len(self._sent_alone) < num_before
 
-    def _is_sent_alone(self, request: RequestId) -> bool:
-        return self._num_refusals.get(request, 0) >= NUM_REFUSALS
+    def _may_be_sent(self, request: RequestId, now: float) -> bool:
+        """Return whether a request that workers keep refusing may be sent now; True for any other request."""
+        refusals = self._refusals.get(request)
+        if refusals is None or refusals.number < NUM_REFUSALS:
+            return True
+        sent = self._sent_alone.get(self._requests[request].model)
+        return now >= refusals.not_before and (sent is None or now >= sent.until)
 
     def failed(self, request: RequestId, requeue: Requeue) -> None:
         """Record that the workers in `requeue.excluded` failed a request, so that the request prefers other workers
         from now on, and runs on one worker where `requeue.is_undivided` is set. Does nothing when the request has
         ended."""
+        self._refusals.pop(request, None)
         known = self._requests.get(request)
         if known is not None:
             self._requests[request] = replace(
@@ -357,8 +398,6 @@ class PlacementQueue:
         return bool(served) and not any(lanes.isdisjoint(yields_to) for lanes in served)
 
     def _try(self, request: RequestId, yields_to: frozenset[Lane], now: float) -> Dispatchable | NoPlacement:
-        if self._is_sent_alone(request) and self._alone.get(self._requests[request].model, request) != request:
-            return NOT_ALONE
         routing_request = self._looked_up(self._requests[request], self.queue.charged(request))
         if blocked_links := self._prefix_fetches.excluded(now):
             routing_request = replace(routing_request, blocked_links=blocked_links)
@@ -366,6 +405,8 @@ class PlacementQueue:
             routing_request = replace(routing_request, yields_to=yields_to)
         outcome = self._place(routing_request, now)
         if isinstance(outcome, Placement):
+            if not self._may_be_sent(request, now):
+                return NOT_ALONE
             return self._sent(request, routing_request, outcome, now)
         if outcome is BUSY or outcome is NO_SEAT:
             self._blocked[_ModelLane.of(routing_request)] = replace(routing_request, yields_to=frozenset())
@@ -406,8 +447,8 @@ class PlacementQueue:
         picked = placement.picked
         num_uncached = routing_request.num_uncached(worker) if picked is None else picked.cost.prefill.num_uncached
         self.queue.send(request, num_uncached)
-        if self._is_sent_alone(request):
-            self._alone[routing_request.model] = request
+        if request in self._refusals and self._refusals[request].number >= NUM_REFUSALS:
+            self._sent_alone[routing_request.model] = _SentAlone(request, now + ALONE_S)
         waits = self.waits.take(request, key, now)
         return Dispatchable(request, placement, _predictions(routing_request, placement, worker), waits)
 

@@ -106,8 +106,8 @@ class KubeApi:
             raise
 
     def create_lease(self, name: str, holder: str, lease_s: float, owner: Mapping[str, Any] | None = None) -> LeaseView:
-        """Create the Lease `name` and return it as stored. `owner`: reference to the object with which the server
-        deletes it."""
+        """Create the Lease `name` and return it as stored. `owner`: reference to the object whose deletion makes
+        the server delete the Lease."""
         body = _lease(name, LeaseView(holder=holder, lease_s=lease_s, owners=() if owner is None else (owner,)))
         return _lease_view(self._call(self._coordination.create_namespaced_lease, self.namespace, body))
 

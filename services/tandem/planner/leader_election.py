@@ -23,8 +23,8 @@ class LeaseView:
 
     `holder`: name of the planner that holds it, empty if none does. `lease_s`: seconds without renewal after which
     another planner may take it. `renewed`, `acquired`: times as the server stores them, for people. `num_changes`: how
-    often its holder has changed. `owners`: references to the objects with which the server deletes it. `version`:
-    resourceVersion that was read."""
+    often its holder has changed. `owners`: references to the objects whose deletion makes the server delete it.
+    `version`: resourceVersion that was read."""
 
     holder: str = ""
     lease_s: float = 0.0

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tandem.core.clock import Clock
@@ -86,6 +86,8 @@ class LeaseKeeper:
         election.saw(seen, clock.now())
         claim = election.claim(sent_at)
         if claim is not None:
+            if not claim.owners:
+                claim = replace(claim, owners=(self.find_owner(),))
             election.claimed(self.api.replace_lease(self.name, claim), sent_at, clock.now())
 
     def _report(self, error: KubeError) -> None:

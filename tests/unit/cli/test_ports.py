@@ -9,7 +9,7 @@ import pytest
 
 from tandem.cli import main
 from tandem.cli.gateway_checks import gateway_ports
-from tandem.cli.ports import require_free_ports
+from tandem.cli.ports import PortSetting, require_free_ports
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import TandemError
 from tests.ports import free_port
@@ -78,3 +78,17 @@ def test_a_worker_whose_two_ports_are_equal_is_refused(capsys: pytest.CaptureFix
     port = str(free_port())
     assert main(["worker", "--model", "/nowhere", "--worker-port", port, "--metrics-port", port]) == 2
     assert f"worker.metrics_port {port} is that of worker.port too" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1", "a" * 80])
+def test_a_host_that_is_not_this_machine_s_is_refused_by_its_own_name(host: str) -> None:
+    with pytest.raises(TandemError, match=r"set worker\.host to an address of this machine") as error:
+        require_free_ports([PortSetting("worker.port", "--worker-port", "worker.host", host, 0)])
+    assert error.value.param == "worker.host"
+
+
+@pytest.mark.parametrize("host", ["", "localhost", "::", "0.0.0.0"])
+def test_names_and_wildcards_are_hosts(host: str) -> None:
+    if host == "::" and not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    require_free_ports([PortSetting("worker.port", "--worker-port", "worker.host", host, 0)])

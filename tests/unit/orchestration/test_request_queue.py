@@ -16,7 +16,14 @@ from tandem.core.request import Request, SamplingParams
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.orchestration.commands import FindConsumer, Requeue
-from tandem.orchestration.request_queue import REFUSAL_BACKOFF_S, Dispatchable, PlacementQueue
+from tandem.orchestration.request_queue import (
+    ALONE_S,
+    LONGEST_PAUSE_S,
+    NUM_REFUSALS,
+    REFUSAL_BACKOFF_S,
+    Dispatchable,
+    PlacementQueue,
+)
 from tandem.routing.circuit_breaker import FIRST_BACKOFF_S, LONGEST_BACKOFF_S
 from tandem.routing.prefix_accuracy import Prediction
 from tandem.routing.prefix_index import PrefixHit
@@ -291,3 +298,66 @@ def test_a_request_with_lost_kv_is_computed_on_one_worker_where_allowed(mode: Di
     rig.waiting.failed(RequestId("r"), Requeue(frozenset(), has_failed=True, is_undivided=True))
     rig.waiting.queue.put_back(RequestId("r"))
     assert rig.next().placement.path == path
+
+
+class RefusedRig(Rig):
+    """Two requests of two lanes, each of which was sent `NUM_REFUSALS` times and refused. `now`: their pauses are
+    over."""
+
+    FIRST, SECOND = RequestId("first"), RequestId("second")
+
+    def __init__(self) -> None:
+        super().__init__(P1, P2, D1)
+        for name, lane in ((self.FIRST, Lane.INTERACTIVE), (self.SECOND, Lane.BATCH)):
+            self.waiting.admit(request(name, lane=lane), 0.0)
+        for _ in range(NUM_REFUSALS):
+            for turn in list(self.waiting.turns(0.0)):
+                self.waiting.count_refusal(turn.request, 0.0)
+                self.waiting.put_back(turn.request, 0.0)
+        self.now = LONGEST_PAUSE_S
+
+    def sent(self, now: float | None = None) -> list[RequestId]:
+        return [turn.request for turn in self.waiting.turns(self.now if now is None else now)]
+
+
+def test_requests_that_are_refused_again_and_again_pause_and_are_sent_one_at_a_time() -> None:
+    rig = RefusedRig()
+    assert rig.sent(0.0) == []
+    assert "keep refusing it" in rig.waiting.why("m", Lane.INTERACTIVE, 0.0)
+    assert rig.sent() == [rig.FIRST]
+    assert rig.waiting.accepted(rig.FIRST), "another one may be sent now"
+    assert rig.sent() == [rig.SECOND]
+    assert rig.waiting.accepted(rig.SECOND) and not rig.waiting.accepted(rig.SECOND)
+    rig.waiting.check()
+
+
+def test_a_request_that_is_sent_alone_keeps_others_waiting_for_a_bounded_time() -> None:
+    rig = RefusedRig()
+    assert rig.sent() == [rig.FIRST] and rig.sent() == []
+    assert rig.sent(rig.now + ALONE_S) == [rig.SECOND]
+
+
+def test_the_next_one_is_sent_when_the_one_before_it_ends() -> None:
+    rig = RefusedRig()
+    assert rig.sent() == [rig.FIRST]
+    rig.waiting.leave(rig.FIRST)
+    assert rig.sent() == [rig.SECOND]
+    rig.waiting.check()
+
+
+def test_one_that_is_refused_again_pauses_again_and_stays_before_less_urgent_ones() -> None:
+    rig = RefusedRig()
+    assert rig.sent() == [rig.FIRST]
+    rig.waiting.count_refusal(rig.FIRST, rig.now)
+    rig.waiting.put_back(rig.FIRST, rig.now)
+    assert rig.sent() == []
+    assert rig.sent(rig.now + LONGEST_PAUSE_S) == [rig.FIRST]
+
+
+def test_other_requests_do_not_wait_for_one_that_is_sent_alone() -> None:
+    rig = RefusedRig()
+    assert rig.sent() == [rig.FIRST]
+    rig.waiting.admit(request("new"), rig.now)
+    assert rig.sent() == [RequestId("new")]
+    rig.waiting.failed(rig.SECOND, Requeue(frozenset(), has_failed=True))
+    assert rig.sent() == [rig.SECOND], "a failure in between ends the row of refusals"

@@ -110,10 +110,21 @@ def test_two_candidates_hold_a_lease_one_after_the_other(
     one.look()
     assert one.leads and not other.leads and failures == []
     other_api.close()
-    # The server deletes it with the RayService, whoever holds it.
+    # It refers to the RayService, whoever holds it.
     kept = api.read_lease(LEASE)
     assert kept is not None and kept.num_changes == 2
-    assert [(owner["kind"], owner["name"]) for owner in kept.owners] == [("RayService", SERVICE)]
+    service = api_server.objects.get("rayservices", SERVICE)
+    assert [(owner["kind"], owner["uid"]) for owner in kept.owners] == [("RayService", service["metadata"]["uid"])]
+
+
+def test_a_lease_without_an_owner_gets_one(api: KubeApi, world: World[Objects]) -> None:
+    world.set_service()
+    api.create_lease(LEASE, "p1", 15.0)
+    one = keeper(api, "p1", Tick(), failures := list[KubeError]())
+    one.look()
+    kept = api.read_lease(LEASE)
+    assert one.leads and kept is not None and [owner["name"] for owner in kept.owners] == [SERVICE]
+    assert not failures
 
 
 def test_no_planner_leads_without_a_rayservice(api: KubeApi, world: World[Objects]) -> None:
