@@ -7,6 +7,9 @@ placed in other lanes. It stays first: only requests that precede it in the queu
 A request that waits for capacity blocks less urgent lanes at the workers that serve its lane, and nowhere else. So the
 first request of a model blocks all others where all workers serve all lanes, and lanes with workers of their own do not
 block each other. A request that no worker could serve blocks no other lane.
+
+A request that workers refuse again and again, though there seemed to be room, pauses and is then sent alone, see
+`NUM_REFUSALS`. It counts as one that waits for capacity.
 """
 
 from __future__ import annotations
