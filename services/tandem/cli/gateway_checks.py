@@ -1,5 +1,5 @@
-"""Check before a gateway is started that its TLS files can be used, and that others cannot use it without API keys by
-accident; list its ports.
+"""List the ports of a gateway, and check before it is started that its TLS files can be used and that others cannot use
+it without API keys by accident.
 
 A gateway without keys must listen on loopback only, unless `gateway.auth=off` is set explicitly.
 """

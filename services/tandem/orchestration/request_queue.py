@@ -123,11 +123,15 @@ class _Refusals(NamedTuple):
     number: int = 0
     not_before: float = -math.inf
 
+    @property
+    def are_many(self) -> bool:
+        return self.number >= NUM_REFUSALS
+
     def another(self, request: RequestId, now: float) -> _Refusals:
         """Return the refusals after one more at the time `now`. The pause is drawn from the request's id and the
         number, so that a simulation repeats it."""
         number = self.number + 1
-        if number < NUM_REFUSALS:
+        if not _Refusals(number).are_many:
             return _Refusals(number)
         longest_s = min(FIRST_PAUSE_S * 2 ** (number - NUM_REFUSALS), LONGEST_PAUSE_S)
         return _Refusals(number, now + longest_s * zlib.crc32(f"{request} {number}".encode()) / 2**32)
@@ -226,7 +230,8 @@ class PlacementQueue:
         self.queue.leave(request, num_cached)
         self.waits.forget(request)
         self._requests.pop(request, None)
-        self.accepted(request)
+        self._refusals.pop(request, None)
+        self._end_alone(request)
 
     def put_back(self, request: RequestId, now: float) -> None:
         """Return a request that was sent to workers to its old position in the queue, at the time `now`; does nothing
@@ -316,14 +321,15 @@ class PlacementQueue:
         return self._end_alone(request)
 
     def _end_alone(self, request: RequestId) -> bool:
+        """End the turn of a request that was sent alone, and return whether it had one."""
         num_before = len(self._sent_alone)
         self._sent_alone = {model: sent for model, sent in self._sent_alone.items() if sent.request != request}
         return len(self._sent_alone) < num_before
 
     def _may_be_sent(self, request: RequestId, now: float) -> bool:
         """Return whether a request that workers keep refusing may be sent now; True for any other request."""
-        refusals = self._refusals.get(request)
-        if refusals is None or refusals.number < NUM_REFUSALS:
+        refusals = self._refusals.get(request, _Refusals())
+        if not refusals.are_many:
             return True
         sent = self._sent_alone.get(self._requests[request].model)
         return now >= refusals.not_before and (sent is None or now >= sent.until)
@@ -450,7 +456,7 @@ class PlacementQueue:
         picked = placement.picked
         num_uncached = routing_request.num_uncached(worker) if picked is None else picked.cost.prefill.num_uncached
         self.queue.send(request, num_uncached)
-        if request in self._refusals and self._refusals[request].number >= NUM_REFUSALS:
+        if self._refusals.get(request, _Refusals()).are_many:
             self._sent_alone[routing_request.model] = _SentAlone(request, now + ALONE_S)
         waits = self.waits.take(request, key, now)
         return Dispatchable(request, placement, _predictions(routing_request, placement, worker), waits)
