@@ -9,11 +9,12 @@ side; after some rounds the processes are started anew. Both sides are one proce
 so that it is valid on a busy machine too. Because other programs still change the machine's speed, costs are adjusted
 by a core-speed probe that runs beside the turns.
 
-With telemetry, each step is reported to all observers, metrics are scraped, and a gateway also logs each request as
-JSON to a file, sends its trace to a receiver of OTLP, and is polled by a console once in a round. Without, there are no
-observers, and counters count nothing. Streams are measured twice: with every request traced, and with one in a hundred,
-the default of the chart; steps with one in a hundred. `--before` is a checkout of an older commit, which is then the
-side without: the result is the whole cost of telemetry, including the ledgers and time stamps of every request.
+With telemetry, each step is reported to all observers, metrics are scraped, and a gateway sends traces to a receiver of
+OTLP. Without, there are no observers, and counters count nothing. Streams are measured twice: as installed by the
+chart, with one request in a hundred traced and failed ones logged; and with all of it, where every request is traced
+and logged as JSON to a file, metrics are pushed, and a console polls once in a round. `--before` is a checkout of an
+older commit, which is then the side without: the result is the whole cost of telemetry, including the ledgers and time
+stamps of every request.
 """
 
 from __future__ import annotations
@@ -30,18 +31,16 @@ from loadtest.common.paired_comparison import Added, added, drift, levelled
 from loadtest.common.tables import table
 from loadtest.processes.telemetry_processes import ProcessPlacement
 from loadtest.telemetry.telemetry_steps import BATCHES, StepTurn, measure_steps
-from loadtest.telemetry.telemetry_streams import NUM_STREAMS, NUM_TOKENS, STEP_S, StreamTurn, measure_streams
+from loadtest.telemetry.telemetry_streams import NUM_STREAMS, NUM_TOKENS, STEP_S, USES, StreamTurn, measure_streams
 
 LIMIT = 0.03
 """The most that telemetry may add, as a share."""
-RATIOS = (1.0, 0.01)
-"""Shares of the requests that are traced: all, and the default of helm/tandem/values.yaml."""
 ROUND_S = 1.0
 """Seconds of each side's steps in a round; the side with telemetry is scraped once per round."""
 
 
 class TelemetryReport(msgspec.Struct, kw_only=True):
-    """All rounds of the benchmark: of steps by batch size, and of streams by the share of requests that is traced.
+    """All rounds of the benchmark: of steps by batch size, and of streams by what is in use (`TelemetryUse.name`).
 
     `step_s` is the assumed time of the model in a step; `stream_step_s` the interval between two tokens of a stream.
     """
@@ -50,7 +49,7 @@ class TelemetryReport(msgspec.Struct, kw_only=True):
     stream_step_s: float
     before: str
     steps: dict[int, list[tuple[StepTurn, StepTurn]]]
-    streams: dict[float, list[tuple[StreamTurn, StreamTurn]]]
+    streams: dict[str, list[tuple[StreamTurn, StreamTurn]]]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,14 +65,14 @@ def main(argv: Sequence[str]) -> int:
         stream_step_s=args.stream_step_ms / 1e3,
         before=str(args.before or ""),
         steps={batch: [] for batch in BATCHES if args.only != "streams"},
-        streams={ratio: [] for ratio in RATIOS if args.only != "steps"},
+        streams={use.name: [] for use in USES if args.only != "steps"},
     )
     for _ in range(launches):
         if args.only != "streams":
             for batch, pairs in measure_steps(place, num_rounds, ROUND_S).items():
                 report.steps[batch] += pairs
-        for ratio, streams in report.streams.items():
-            streams += measure_streams(place, num_rounds, report.stream_step_s, ratio)
+        for use in USES if report.streams else ():
+            report.streams[use.name] += measure_streams(place, num_rounds, report.stream_step_s, use)
     sys.stdout.write(text(report))
     if args.json:
         args.json.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
@@ -111,18 +110,16 @@ def text(report: TelemetryReport) -> str:
         rows.append(_row(f"a step of {batch}", added(spent), report.step_s))
     streams = "\n"
     if report.streams:
-        found = {
-            ratio: levelled([(off.token, on.token) for off, on in pairs]) for ratio, pairs in report.streams.items()
-        }
-        tokens = {ratio: added(costs) for ratio, (costs, _) in found.items()}
-        rows += [_row(f"a streamed token, {ratio:.0%} traced", token, 0.0) for ratio, token in tokens.items()]
-        token = tokens[max(tokens)]
+        found = {use: levelled([(off.token, on.token) for off, on in pairs]) for use, pairs in report.streams.items()}
+        tokens = {use: added(costs) for use, (costs, _) in found.items()}
+        rows += [_row(f"a streamed token, {use}", token, 0.0) for use, token in tokens.items()]
+        token = tokens[USES[-1].name]
         powers = " and ".join(f"{power:.2f}" for _, power in found.values())
         drifts = [drift([(off.token, on.token) for off, on in pairs]) for pairs in report.streams.values()]
         longer = " and ".join(f"{each.share:+.2%} ({each.low:+.2%} to {each.high:+.2%})" for each in drifts)
         streams = (
             f" Streams: {NUM_STREAMS} of {NUM_TOKENS} tokens each, one every {report.stream_step_s * 1e3:g} ms; a core"
-            f" is enough for {1 / token.off:,.0f} tokens/s without and {1 / token.on:,.0f} with most of it. Their turns"
+            f" is enough for {1 / token.off:,.0f} tokens/s without and {1 / token.on:,.0f} with all of it. Their turns"
             f" are compared as on a core of one speed; they follow its core-speed probe by the power {powers}, and"
             f" beside telemetry that is longer by {longer}.\n"
         )

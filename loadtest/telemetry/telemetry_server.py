@@ -1,8 +1,9 @@
 """Run a gateway with the benchmark's fake worker in a process of its own, with all telemetry or with none.
 
-    python -m loadtest.telemetry.telemetry_server off|on --worker ID@ADDRESS --redis URL [--log FILE] [--core N]
+    python -m loadtest.telemetry.telemetry_server off|on --worker ID@ADDRESS --redis URL [--log FILE] [--log-all]
+                                                    [--core N]
 
-`on` runs the gateway unchanged, with a JSON line for each request in `--log` and the exports that OpenTelemetry's
+`on` runs the gateway unchanged, with its log in `--log` as JSON, and the exports that OpenTelemetry's
 environment variables select. The program prints its URL on stdout and serves until stdin ends. A line of stdin, as
 `{"telemetry": false, "flush": true}`, turns telemetry off or on; with `flush` all waiting spans are sent before it is
 answered. `off` stays off, and needs nothing that an older commit lacks, so that this file can run with the packages of
@@ -117,7 +118,8 @@ def main() -> int:
     parser.add_argument("side", choices=("off", "on"))
     parser.add_argument("--worker", required=True)
     parser.add_argument("--redis", required=True)
-    parser.add_argument("--log", default="")
+    parser.add_argument("--log", default="", help="file of the log")
+    parser.add_argument("--log-all", action="store_true", help="log every request, not only failed ones")
     parser.add_argument("--core", type=int, help="the only one to run on")
     args = parser.parse_args()
     if args.core is not None:
@@ -129,15 +131,15 @@ def main() -> int:
         Switch().turn(on=False)
         uvloop.run(_serve(config, None))
     else:
-        uvloop.run(_serve(_quiet(config, args.log), Switch()))
+        uvloop.run(_serve(_quiet(config, args.log, "all" if args.log_all else "failed"), Switch()))
     return 0
 
 
-def _quiet(config: Config, log: str) -> Config:
+def _quiet(config: Config, log: str, log_requests: str) -> Config:
     from tandem.obs.logs.log_handler import LineHandler
     from tandem.obs.logs.logging_setup import set_up_logging
 
-    telemetry: Any = replace(config.telemetry, log_format="json", log_requests="all")
+    telemetry: Any = replace(config.telemetry, log_format="json", log_requests=log_requests)
     set_up_logging(telemetry, "tandem-gateway", handlers=[LineHandler(open(log, "a"))])  # noqa: SIM115
     return replace(config, telemetry=telemetry)
 

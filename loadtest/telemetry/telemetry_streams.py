@@ -5,10 +5,11 @@ makes a step at a fixed interval, as an engine does, so a message carries the to
 that makes steps without waiting would send messages with the tokens of only a few streams; any extra cost of a request
 would then change how many tokens a message carries, and the worker would be measured instead of the gateway.
 
-The gateway with telemetry is scraped and polled after the turns of a round. Of the scrape, a turn bears the share that
-its seconds have in the interval between two scrapes; the console's poll and the sending of spans concern all turns of
-the round and are divided equally. Adjacent turns of the two sides are compared, because a noisy machine changes within
-seconds, and a core-speed probe runs beside them, because it may change between two turns as well.
+The gateway with telemetry is scraped, and where a console is open polled, after the turns of a round. Of the scrape, a
+turn bears the share that its seconds have in the interval between two scrapes; the console's poll and the sending of
+spans concern all turns of the round and are divided equally. Adjacent turns of the two sides are compared, because a
+noisy machine changes within seconds, and a core-speed probe runs beside them, because it may change between two turns
+as well.
 """
 
 from __future__ import annotations
@@ -50,6 +51,19 @@ _STAGGER_S = STEP_S * NUM_TOKENS / NUM_STREAMS
 """Seconds between the starts of two streams of a turn, so that answers begin and end all the time."""
 
 
+class TelemetryUse(NamedTuple):
+    """How much of a gateway's telemetry is in use. `traced`: share of the requests that is traced. `is_all`: every
+    request is logged, a console polls, and metrics are pushed to a receiver of OTLP besides being scraped."""
+
+    name: str
+    traced: float
+    is_all: bool
+
+
+USES = (TelemetryUse("as installed", 0.01, False), TelemetryUse("all of it", 1.0, True))
+"""The defaults of helm/tandem/values.yaml, and everything that can be turned on."""
+
+
 class StreamTurn(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of one side in one turn, and their cost.
 
@@ -75,13 +89,15 @@ class Gateways:
     which can make a difference of 5 %. If the side without is another commit, there are two processes on one core.
     """
 
-    def __init__(self, place: ProcessPlacement, stack: ExitStack, step_s: float, ratio: float) -> None:
+    def __init__(self, place: ProcessPlacement, stack: ExitStack, step_s: float, use: TelemetryUse) -> None:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandem-telemetry-")))
         redis = stack.enter_context(EmbeddedServer.start())
         self.sink = sink(stack)
         self.log = directory / "gateway.log"
         # What one side leaves to be sent is not sent in the other's turn.
-        pushed = pushing(self.sink.ready["endpoint"], ratio) | {"OTEL_BSP_SCHEDULE_DELAY": "600000"}
+        pushed = pushing(self.sink.ready["endpoint"], use.traced) | {"OTEL_BSP_SCHEDULE_DELAY": "600000"}
+        if not use.is_all:
+            pushed["OTEL_METRICS_EXPORTER"] = "none"
 
         def start(*arguments: str, **more: str) -> Child:
             is_off = arguments[0] == "off"
@@ -91,7 +107,8 @@ class Gateways:
             command = place.command("telemetry_server", *arguments, *shared, is_off=is_off)
             return Child(stack, command, place.environment(is_off=is_off) | more)
 
-        instrumented = start("on", "--log", str(self.log), **pushed)
+        instrumented = start("on", "--log", str(self.log), *(["--log-all"] if use.is_all else []), **pushed)
+        self.use = use
         self.sides = [instrumented if place.before is None else start("off"), instrumented]
         self.core_speed = CoreSpeed(place, stack)
 
@@ -114,8 +131,9 @@ class Looker:
 class Streams:
     """The connections to the gateways of both sides, over which rounds of streams are measured."""
 
-    def __init__(self, sides: Sequence[Child], core_speed: CoreSpeed) -> None:
+    def __init__(self, sides: Sequence[Child], core_speed: CoreSpeed, *, is_polled: bool) -> None:
         self._sides = sides
+        self._is_polled = is_polled
         self._core_speed = core_speed
         self._clock = SystemClock()
         self._request = chat_request(BY_STEP, NUM_TOKENS, stream=True)
@@ -146,7 +164,9 @@ class Streams:
             turns[side].append(_stream_turn(turn.beyond(idle[side]), self._core_speed.lap()))
         instrumented = self._sides[1]
         scrape = await self._spent(instrumented, asyncio.to_thread(self._looker.scrape))
-        poll = await self._spent(instrumented, asyncio.to_thread(self._looker.poll))
+        poll = _Spent(0.0, 0.0)
+        if self._is_polled:
+            poll = await self._spent(instrumented, asyncio.to_thread(self._looker.poll))
         flush = await self._spent(
             instrumented, asyncio.to_thread(instrumented.request, {"telemetry": True, "flush": True})
         )
@@ -185,24 +205,24 @@ def _stream_turn(cpu_s: float, core_speed_s: float) -> StreamTurn:
 
 
 def measure_streams(
-    place: ProcessPlacement, num_rounds: int, step_s: float, ratio: float
+    place: ProcessPlacement, num_rounds: int, step_s: float, use: TelemetryUse
 ) -> list[tuple[StreamTurn, StreamTurn]]:
     """Run rounds of streams in new processes; return the turns as pairs (without, with telemetry).
 
-    A worker makes a step every `step_s` seconds; 0: whenever the gateway can accept a message. `ratio`: share of the
-    requests that is traced.
+    A worker makes a step every `step_s` seconds; 0: whenever the gateway can accept a message.
     """
     with ExitStack() as stack:
-        gateways = Gateways(place, stack, step_s, ratio)
+        gateways = Gateways(place, stack, step_s, use)
         rounds = uvloop.run(_rounds(gateways, num_rounds))
         # What was to be on was on.
-        assert json.loads(gateways.log.read_text().splitlines()[-1])["outcome"] == "finished"
-        assert ratio < 1 or gateways.sink.last_words()["traces"][0] > 0
+        lines = [json.loads(line) for line in gateways.log.read_text().splitlines()]
+        assert any(line.get("outcome") == "finished" for line in lines) is use.is_all
+        assert use.traced < 1 or gateways.sink.last_words()["traces"][0] > 0
     return rounds
 
 
 async def _rounds(gateways: Gateways, num_rounds: int) -> list[tuple[StreamTurn, StreamTurn]]:
-    streams = Streams(gateways.sides, gateways.core_speed)
+    streams = Streams(gateways.sides, gateways.core_speed, is_polled=gateways.use.is_all)
     async with AsyncExitStack() as stack:
         await streams.open()
         stack.callback(streams.close)

@@ -12,7 +12,7 @@ from opentelemetry.context import Context
 from loadtest.processes.telemetry_processes import NUM_TURNS, TURNS, CoreSpeed, ProcessPlacement, pushing, sink
 from loadtest.telemetry.telemetry import TelemetryReport, text
 from loadtest.telemetry.telemetry_steps import StepTurn
-from loadtest.telemetry.telemetry_streams import StreamTurn
+from loadtest.telemetry.telemetry_streams import USES, StreamTurn
 from tandem.obs.telemetry import Telemetry
 
 
@@ -28,7 +28,7 @@ def report(before: str = "") -> TelemetryReport:
         stream_step_s=0.004,
         before=before,
         steps={8: [steps] * 3},
-        streams={1.0: [streams] * 3, 0.01: [streams] * 3},
+        streams={use.name: [streams] * 3 for use in USES},
     )
 
 
@@ -36,9 +36,9 @@ def test_its_table() -> None:
     lines = text(report()).splitlines()
     assert lines[0].endswith("without: nobody looking and nothing counted.")
     assert lines[4] == "| a step of 8 | 100.0 | 142.0 | +42.0 | +2.00% | +2.00% to +2.00% | under | 3 |"
-    assert lines[6].startswith("| a streamed token, 1% traced | 50.0 | 51.0")
-    assert lines[5] == "| a streamed token, 100% traced | 50.0 | 51.0 | +1.0 | +2.00% | +2.00% to +2.00% | under | 3 |"
-    assert "one every 4 ms; a core is enough for 20,000 tokens/s without and 19,608 with most of it" in lines[-1]
+    assert lines[6].startswith("| a streamed token, all of it | 50.0 | 51.0")
+    assert lines[5] == "| a streamed token, as installed | 50.0 | 51.0 | +1.0 | +2.00% | +2.00% to +2.00% | under | 3 |"
+    assert "one every 4 ms; a core is enough for 20,000 tokens/s without and 19,608 with all of it" in lines[-1]
     assert text(report("/tmp/old")).splitlines()[0].endswith("without: the commit in /tmp/old.")
 
 
