@@ -46,6 +46,7 @@ from tandem.stores.worker_registry import WorkerRecord, WorkerRegistry, keep_reg
 from tandem.transfer.interface import Transport
 from tandem.transfer.memory_pool import agent_name
 from tandem.transfer.peer_layout import join_ranks
+from tandem.transfer.prefault import BackgroundPrefault
 from tandem.transfer.process_identity import machine_identity
 from tandem.wire.gen.worker_pb2_grpc import add_WorkerServicer_to_server
 from tandem.wire.peer_auth import PeerAuth
@@ -167,6 +168,7 @@ class Worker:
         )
         lease_s = config.handoff.lease_s
         self._file_cache = _file_cache(config, model, self._driver, clock)
+        self._prefault = BackgroundPrefault(model.pool)
         self._producers = ProducerSessions(
             SessionContext(identity, trust, clock, self._driver.post, self._transfer_client, lease_s)
         )
@@ -237,6 +239,7 @@ class Worker:
             self._spawn(self._publisher.run(), "publish")
         if self._run_file is not None:
             self._run_file.write()
+        self._prefault.start()
         metrics_address = self._descriptor.metrics_address or "none"
         _log.info("worker %s serves %s, and /metrics at %s", self.me, self._identity.model, metrics_address)
 
@@ -278,6 +281,7 @@ class Worker:
         writer = self._step_writer
         if writer is not None and not await asyncio.to_thread(writer.close, THREAD_S):
             _log.error("the last lines of the step log are lost: they were not written within %g s", THREAD_S)
+        await asyncio.to_thread(self._prefault.stop, THREAD_S)
         self._gateways.close()
         self._handoffs.close()
         self._grammars.close()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tandem.transfer.memory_pool import MemoryPool
-from tandem.transfer.prefault import PIECE_BYTES, prefault
+from tandem.transfer.prefault import PIECE_BYTES, BackgroundPrefault, prefault
 from tests.memory_pools import memory_pool
 from tests.unit.transfer.scripted import LAYOUT
 
@@ -44,6 +44,29 @@ def test_all_pages_exist_and_hold_what_they_held(memory: np.ndarray, num_threads
     assert resident_bytes(memory.ctypes.data) == memory.nbytes
     assert memory[5 * PAGE + 1] == 7
     assert np.count_nonzero(memory) == 1
+
+
+def test_only_the_beginning_of_a_pool_is_allocated_where_that_is_enough(memory: np.ndarray) -> None:
+    prefault(pool_over(memory), 2, PIECE_BYTES)
+    assert PIECE_BYTES <= resident_bytes(memory.ctypes.data) < memory.nbytes
+
+
+def test_a_thread_allocates_the_rest_of_a_pool(memory: np.ndarray) -> None:
+    memory[5 * PAGE + 1] = 7
+    background = BackgroundPrefault(pool_over(memory))
+    background.start()
+    background._thread.join(60.0)
+    assert resident_bytes(memory.ctypes.data) == memory.nbytes
+    assert memory[5 * PAGE + 1] == 7 and np.count_nonzero(memory) == 1
+    assert background.stop(0.0)
+
+
+def test_a_thread_that_is_stopped_allocates_no_more(memory: np.ndarray) -> None:
+    background = BackgroundPrefault(pool_over(memory))
+    assert background.stop(0.0)
+    background.start()
+    background._thread.join(60.0)
+    assert resident_bytes(memory.ctypes.data) == 0
 
 
 def test_a_pool_on_another_device_is_left_alone(memory: np.ndarray) -> None:

@@ -25,7 +25,7 @@ from tandem.runtime.parallel.torch_group import LOOPBACK, TorchGroup
 from tandem.runtime.ranks.follower import Follower
 from tandem.runtime.ranks.rank_context import RankContext
 from tandem.transfer.memory_pool import MemoryPool
-from tandem.transfer.prefault import prefault
+from tandem.transfer.prefault import FIRST_BYTES, prefault
 from tandem.transfer.transfer_engine import Digest
 from tandem.worker.addresses import own_host
 from tandem.worker.ranks.local_rank import launch_children
@@ -92,7 +92,7 @@ def load_worker_model(config: Config, launch: Launch | None = None) -> WorkerMod
     executor = loaded.executor
     cache = executor.cache
     pool = MemoryPool(cache.region, cache.layout, keepalive=cache)
-    prefault(pool, num_compute_threads(config.engine.num_threads))
+    prefault(pool, num_compute_threads(config.engine.num_threads), FIRST_BYTES)
     return WorkerModel(
         name=name,
         executor=executor,
