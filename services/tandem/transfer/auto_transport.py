@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +11,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tandem.engine.transfer_messages import TransportPeer
-from tandem.transfer.interface import BlockCopy, PeerError, PostedRead, ReadState, Transport
+from tandem.transfer.interface import BlockCopy, JoinedReads, PeerError, PostedRead, Transport
 from tandem.transfer.memory_pool import MemoryPool
+from tandem.transfer.network_devices import active_rdma_ports
 from tandem.transfer.process_identity import host_identity, machine_identity
 
 if TYPE_CHECKING:
@@ -69,11 +69,7 @@ def has_rdma(environ: Mapping[str, str], root: Path = Path("/")) -> bool:
     is_usable = names.isdisjoint(("all", "ib", "rc")) if tls.startswith("^") else not names.isdisjoint(_RDMA_OF_UCX)
     if not is_usable or not (root / "dev/infiniband").is_dir():
         return False
-    for state in (root / "sys/class/infiniband").glob("*/ports/*/state"):
-        with suppress(OSError):
-            if _allows(devices, f"{state.parts[-4]}:{state.parts[-2]}") and "ACTIVE" in state.read_text():
-                return True
-    return False
+    return any(_allows(devices, port) for port in active_rdma_ports(root))
 
 
 def _allows(devices: str, port: str) -> bool:
@@ -88,23 +84,6 @@ def _names(device: str, port: str) -> bool:
         return device in ("all", port, port.partition(":")[0])
     head, tail = device[: found.start()], device[found.end() :]
     return any(port == f"{head}{number}{tail}" for number in range(int(found[1]), int(found[2]) + 1))
-
-
-class _SelfTests:
-    """Poll the self-tests of all transports as one read. `tests`: those that have not ended."""
-
-    def __init__(self, tests: list[PostedRead]) -> None:
-        self._tests = tests
-        self._has_failed = False
-
-    def poll(self) -> ReadState:
-        while self._tests:
-            state = self._tests[0].poll()
-            if state is ReadState.PENDING:
-                return state
-            del self._tests[0]
-            self._has_failed |= state is ReadState.FAILED
-        return ReadState.FAILED if self._has_failed else ReadState.DONE
 
 
 class AutoTransport:
@@ -161,7 +140,7 @@ class AutoTransport:
         return self._chosen[peer.life].post_read(peer, copies)
 
     def post_self_test(self) -> PostedRead:
-        return _SelfTests([transport.post_self_test() for transport in self._all])
+        return JoinedReads(transport.post_self_test() for transport in self._all)
 
     def progress(self) -> None:
         for transport in self._all:

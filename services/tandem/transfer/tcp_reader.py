@@ -1,7 +1,8 @@
-"""Read from one source over several TCP connections, each with a thread of its own."""
+"""Read from one source over several TCP connections, each with a thread of its own, to one or several addresses."""
 
 from __future__ import annotations
 
+import logging
 import queue
 import socket
 import threading
@@ -22,6 +23,9 @@ from tandem.transfer.tcp_handshake import NONCE_BYTES, ConnectionSecurity, greet
 if TYPE_CHECKING:
     from tandem.transfer.socket_memory import Spans
 
+_log = logging.getLogger(__name__)
+MAX_ADDRESSES = 16
+"""Most addresses of one source."""
 CONNECT_S = 3.0
 """Longest wait for a TCP connection to one address of a source, and for the next bytes of TLS and handshake."""
 _AHEAD_BYTES = 16 << 10
@@ -30,11 +34,18 @@ buffers, so that the source need not read them while it still sends."""
 
 
 class SourceAddress(msgspec.Struct, frozen=True, array_like=True):
-    """Hold what a reader needs to connect to a source. `nonce`: the source's nonce, as hex digits."""
+    """Hold what a reader needs to connect to a source at one of its addresses. `nonce`: what the source there proves
+    itself with, as hex digits."""
 
     host: Annotated[str, msgspec.Meta(min_length=1)]
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
     nonce: Annotated[str, msgspec.Meta(pattern=f"^[0-9a-f]{{{2 * NONCE_BYTES}}}$")]
+
+
+class SourceAddresses(msgspec.Struct, frozen=True, array_like=True):
+    """Hold all addresses of a source, one for each network device over which it serves its blocks."""
+
+    all: Annotated[tuple[SourceAddress, ...], msgspec.Meta(min_length=1, max_length=MAX_ADDRESSES)]
 
 
 @dataclass(slots=True, eq=False)
@@ -60,17 +71,17 @@ def state_of(pieces: Sequence[TcpPiece]) -> ReadState:
 
 
 class TcpLink:
-    """Read from one source over `num_connections` connections, which open in the background. Each piece of a read goes
-    to the connection with the fewest bytes to receive.
+    """Read from one source over `num_connections` connections to each of its `addresses`, which open in the background.
+    Each piece of a read goes to the connection with the fewest bytes to receive.
 
-    When one connection fails, all end. `problem`: why they have ended; empty while the link can be used. `address`:
-    where the source listens. `security`: protection of the connections. `open_access`: opens an access to the local
-    pool for one thread. Only one thread may use the link.
+    When a connection fails, all end. Only an address that cannot be reached in the first place is left out, if another
+    one can. `problem`: why the connections have ended; empty while the link can be used. `security`: protection of the
+    connections. `open_access`: opens an access to the local pool for one thread. Only one thread may use the link.
     """
 
     def __init__(
         self,
-        address: SourceAddress,
+        addresses: Sequence[SourceAddress],
         num_connections: int,
         security: ConnectionSecurity,
         open_access: Callable[[], AbstractContextManager[PoolAccess]],
@@ -78,24 +89,35 @@ class TcpLink:
         self.problem = ""
         self._changed = threading.Condition()
         self._connections = [
-            _ReaderConnection(address, security, open_access, self._changed, self._fail) for _ in range(num_connections)
+            _ReaderConnection(address, security, open_access, self._changed, self._on_end, self.post)
+            for _ in range(num_connections)
+            for address in addresses
         ]
+        self._threads = [connection.thread for connection in self._connections]
         try:
-            for connection in self._connections:
-                connection.thread.start()
+            for thread in self._threads:
+                thread.start()
         except RuntimeError as error:  # for example where the pod may have no more processes
             self._fail(str(error))
 
+    @property
+    def num_connections(self) -> int:
+        return len(self._connections)
+
     def wait_open(self, timeout_s: float) -> None:
-        """Wait until the first connection is open, one has failed, or `timeout_s` seconds have passed."""
+        """Wait until the first connection is open, the link has failed, or `timeout_s` seconds have passed."""
         with self._changed:
             self._changed.wait_for(lambda: self.problem or any(each.is_open for each in self._connections), timeout_s)
 
     def post(self, piece: TcpPiece) -> None:
         """Queue a piece on one of the connections that are open, or on any connection while none is open yet. If the
         link has failed, the piece fails immediately."""
-        usable = [each for each in self._connections if each.is_open] or self._connections
-        min(usable, key=lambda each: each.num_waiting_bytes).post(piece)
+        with self._changed:
+            if self.problem:
+                piece.state = ReadState.FAILED
+                return
+            usable = [each for each in self._connections if each.is_open] or self._connections
+            min(usable, key=lambda each: each.num_waiting_bytes).post(piece)
 
     def look(self) -> None:
         """Check whether the source has ended one of the connections while nothing is read over it. If so, end the link
@@ -113,9 +135,9 @@ class TcpLink:
 
     def join(self, timeout_s: float) -> None:
         """Wait until the link's threads have ended, up to `timeout_s` seconds for each."""
-        for connection in self._connections:
-            if connection.thread.ident is not None:
-                connection.thread.join(timeout_s)
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(timeout_s)
 
     def _fail(self, problem: str) -> None:
         with self._changed:
@@ -124,6 +146,19 @@ class TcpLink:
                 connection.abort()
             self._changed.notify_all()
 
+    def _on_end(self, connection: _ReaderConnection, problem: str) -> None:
+        """Leave out a connection that never opened, if there are connections to another address; otherwise end the
+        link."""
+        with self._changed:
+            others = [each for each in self._connections if each is not connection]
+            has_another_address = any(each.address != connection.address for each in others)
+            if self.problem or connection.is_open or not has_another_address:
+                self._fail(problem)
+                return
+            self._connections = others
+            connection.abort()
+            _log.warning("KV is not read from %s, only from the source's other addresses: %s", connection, problem)
+
 
 @dataclass(slots=True, eq=False)
 class _ReaderConnection:
@@ -131,13 +166,15 @@ class _ReaderConnection:
 
     `is_open`: the handshake has succeeded. `is_writing`: the thread may write to the pool. `num_waiting_bytes`: bytes
     of the pieces that have not ended. `changed`: guards these; it is notified when one of the first two changes.
-    `fail`: called with the reason when the connection has ended."""
+    `on_end`: called with this connection and the reason when it has ended. `post_again`: called after that with each
+    piece that it has not received."""
 
     address: SourceAddress
     security: ConnectionSecurity
     open_access: Callable[[], AbstractContextManager[PoolAccess]]
     changed: threading.Condition
-    fail: Callable[[str], None]
+    on_end: Callable[[_ReaderConnection, str], None]
+    post_again: Callable[[TcpPiece], None]
     is_open: bool = False
     is_writing: bool = False
     num_waiting_bytes: int = 0
@@ -149,13 +186,13 @@ class _ReaderConnection:
     def __post_init__(self) -> None:
         self.thread = threading.Thread(target=self._run, name="tandem-kv-receive", daemon=True)
 
+    def __str__(self) -> str:
+        return f"{self.address.host}:{self.address.port}"
+
     def post(self, piece: TcpPiece) -> None:
-        with self.changed:
-            if self._is_aborted:
-                piece.state = ReadState.FAILED
-            else:
-                self.num_waiting_bytes += piece.num_bytes
-                self._pieces.put(piece)
+        """Queue a piece; the caller holds `changed`, and has not aborted this connection."""
+        self.num_waiting_bytes += piece.num_bytes
+        self._pieces.put(piece)
 
     def has_ended(self) -> bool:
         """Return whether the source has ended this connection while nothing is read."""
@@ -179,25 +216,26 @@ class _ReaderConnection:
 
     def _run(self) -> None:
         batch: list[TcpPiece] = []
+        problem = "its thread has ended"  # a defect is reported by the thread's exception hook
         try:
             with self.open_access() as access, self._connected() as connection:
                 while self._take(batch):
                     connection.sendall(b"".join(piece.request for piece in batch))
                     while batch:
                         self._receive(connection, access, batch[0])
-                        self._end(batch.pop(0), ReadState.DONE)
+                        self._end(batch.pop(0))
         except OSError as error:
-            self.fail(error.strerror or str(error))
+            problem = error.strerror or str(error)
         except TandemError as error:
-            self.fail(error.message)
+            problem = error.message
         finally:
-            self.fail("its thread has ended")  # a defect is reported by the thread's exception hook
+            self.on_end(self, problem)  # from now on nothing is posted here
             with suppress(queue.Empty):
                 while True:
                     if (piece := self._pieces.get_nowait()) is not None:
                         batch.append(piece)
             for piece in batch:
-                self._end(piece, ReadState.FAILED)
+                self.post_again(piece)
 
     @contextmanager
     def _connected(self) -> Iterator[socket.socket]:
@@ -250,7 +288,7 @@ class _ReaderConnection:
                 self.is_writing = False
                 self.changed.notify_all()
 
-    def _end(self, piece: TcpPiece, state: ReadState) -> None:
+    def _end(self, piece: TcpPiece) -> None:
         with self.changed:
             self.num_waiting_bytes -= piece.num_bytes
-        piece.state = state
+        piece.state = ReadState.DONE

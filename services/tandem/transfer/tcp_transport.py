@@ -19,13 +19,13 @@ import numpy as np
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.engine.transfer_messages import TransportPeer, TransportRank
 from tandem.transfer.cuda_driver import CudaDriver
-from tandem.transfer.interface import BlockCopy, PeerError, PostedRead, ReadState
+from tandem.transfer.interface import BlockCopy, JoinedReads, PeerError, PostedRead, ReadState
 from tandem.transfer.memory_pool import MemoryPool, cuda_number
 from tandem.transfer.peer_layout import RankShare, check_copies, check_peer, decode_metadata, shares_of
 from tandem.transfer.pool_access import HostAccess, open_access
 from tandem.transfer.socket_memory import block_spans, span
 from tandem.transfer.tcp_handshake import ConnectionSecurity
-from tandem.transfer.tcp_reader import SourceAddress, TcpLink, TcpPiece, state_of
+from tandem.transfer.tcp_reader import SourceAddress, SourceAddresses, TcpLink, TcpPiece, state_of
 from tandem.transfer.tcp_source import MAX_RUNS, TEST_BYTES, TcpSource, request_blocks, request_test
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 NUM_CONNECTIONS = 2
-"""Connections to each rank of a peer."""
+"""Connections to each address of each rank of a peer."""
 _CONNECT_WAIT_S = 0.05
 """Seconds for which `connect` waits for the first connection, so that most errors are reported by it. A connection that
 takes longer, for example because packets are lost, opens in the background."""
@@ -100,8 +100,10 @@ class TcpTransport:
 
     A thread that receives a read's bytes waits in the kernel, which it leaves at once when `disconnect` ends its
     connection; so a stopped or unreachable peer cannot keep local blocks in use. `host`: address to listen on, at a
-    free port; peers connect to the host of the worker's own address. `num_connections`: connections to each rank of a
-    peer. Raises TandemError(UNSUPPORTED) where it cannot listen, or for GPU memory where there is no CUDA driver.
+    free port; peers connect to the host of the worker's own address. `device_hosts`: addresses of several network
+    devices to listen on instead; peers connect to all of them, and spread each read over them. `num_connections`:
+    connections to each address of each rank of a peer. Raises TandemError(UNSUPPORTED) where it cannot listen, or for
+    GPU memory where there is no CUDA driver.
     """
 
     def __init__(
@@ -111,29 +113,37 @@ class TcpTransport:
         host: str = "127.0.0.1",
         security: ConnectionSecurity | None = None,
         num_connections: int = NUM_CONNECTIONS,
+        device_hosts: Sequence[str] = (),
     ) -> None:
         self.pool = pool
         self._agent = agent
         self._security = security or ConnectionSecurity()
         self._driver = None if cuda_number(pool.region.device) is None else CudaDriver()
         self._num_connections = num_connections
-        try:
-            self._source = TcpSource(pool, host, self._security, self._driver)
-        except OSError as error:
-            message = f"the TCP transport cannot listen on {host}: {error}"
-            raise TandemError(ErrorKind.UNSUPPORTED, message, param="worker.host") from error
+        self._device_hosts = tuple(device_hosts)
+        self._sources: dict[str, TcpSource] = {}
+        for each in self._device_hosts or (host,):
+            try:
+                self._sources[each] = TcpSource(pool, each, self._security, self._driver)
+            except OSError as error:
+                for source in self._sources.values():
+                    source.close(_CLOSE_S)
+                message = f"the TCP transport cannot listen on {each}: {error}"
+                param = "transfer.network_devices" if device_hosts else "worker.host"
+                raise TandemError(ErrorKind.UNSUPPORTED, message, param=param) from error
         self._peers: dict[tuple[WorkerId, Incarnation], _Peer] = {}
-        self._host = host
-        self._test: _SelfTest | None = None
+        self._tests: list[_SelfTest] = []
 
     def __repr__(self) -> str:
         return f"TcpTransport({self._agent}, peers={[str(each.peer.worker) for each in self._peers.values()]})"
 
     def describe(self, worker: WorkerRef) -> TransportPeer:
         """Return what other workers need to read this rank's pool: the agent's name, the memory region, and how to
-        connect (host of the address of `worker`, which is this worker; port; nonce). Any thread may call this."""
+        connect (addresses of its network devices, or the host of the address of `worker`, which is this worker; ports;
+        nonces). Any thread may call this."""
         host = worker.address.rpartition(":")[0].strip("[]")
-        metadata = msgspec.json.encode(self._own_address(host))
+        addresses = [_address(each if self._device_hosts else host, source) for each, source in self._sources.items()]
+        metadata = msgspec.json.encode(SourceAddresses(tuple(addresses)))
         return TransportPeer(worker, self.pool.layout, (TransportRank(self._agent, metadata, self.pool.region),))
 
     def connect(self, peer: TransportPeer) -> None:
@@ -141,8 +151,8 @@ class TcpTransport:
         if peer.life in self._peers:
             raise PeerError(f"a read of {peer.worker} from before its teardown is still not proven to have ended")
         shares = shares_of(self.pool, peer)
-        addresses = [decode_metadata(peer, share.rank, SourceAddress, "TCP") for share in shares]
-        links = [(share, self._link(address)) for share, address in zip(shares, addresses, strict=True)]
+        addresses = [decode_metadata(peer, share.rank, SourceAddresses, "TCP").all for share in shares]
+        links = [(share, self._link(each)) for share, each in zip(shares, addresses, strict=True)]
         connected = _Peer(peer, links)
         for _, link in links:
             link.wait_open(_CONNECT_WAIT_S)
@@ -173,22 +183,24 @@ class TcpTransport:
         blocks = np.array([(copy.remote, copy.local) for copy in copies], np.int64)
         read = _BlockRead(known, [])
         for share, link in known.links:
-            for piece in self._pieces(share, blocks):
+            for piece in self._pieces(share, blocks, link.num_connections):
                 read.pieces.append(piece)
                 link.post(piece)
         return read
 
     def post_self_test(self) -> PostedRead:
-        if self._test is not None:
-            self._test.link.end(_END_WAIT_S)
+        for test in self._tests:
+            test.link.end(_END_WAIT_S)
+        self._tests = [self._self_test(host, source) for host, source in self._sources.items()]
+        return JoinedReads(self._tests)
+
+    def _self_test(self, host: str, source: TcpSource) -> _SelfTest:
         # A new connection, because a source that accepts none any more must not pass.
-        address = self._own_address(_reachable(self._host))
-        link = TcpLink(address, 1, self._security, lambda: nullcontext(HostAccess()))
+        link = TcpLink([_address(_reachable(host), source)], 1, self._security, lambda: nullcontext(HostAccess()))
         received = np.zeros(TEST_BYTES, np.uint8)
         piece = TcpPiece(request_test(), span(received.ctypes.data, TEST_BYTES))
         link.post(piece)
-        self._test = _SelfTest(link, received, self._source.test_bytes, piece)
-        return self._test
+        return _SelfTest(link, received, source.test_bytes, piece)
 
     def progress(self) -> None:
         """Do nothing: threads of this transport answer peers."""
@@ -200,24 +212,23 @@ class TcpTransport:
         """End all connections, and wait a few seconds for their threads. Raises PeerError when a thread may still write
         to the pool."""
         links = [link for each in self._peers.values() for _, link in each.links]
-        links += [self._test.link] if self._test is not None else []
+        links += [test.link for test in self._tests]
         have_ended = [link.end(_CLOSE_S) for link in links]
-        self._source.close(_CLOSE_S)
+        for source in self._sources.values():
+            source.close(_CLOSE_S)
         for link in links:
             link.join(_CLOSE_S)
         self._peers.clear()
         if not all(have_ended):
             raise PeerError(f"a thread of {self._agent} is still running: its reads may go on")
 
-    def _own_address(self, host: str) -> SourceAddress:
-        return SourceAddress(host, self._source.port, self._source.nonce.hex())
+    def _link(self, addresses: Sequence[SourceAddress]) -> TcpLink:
+        return TcpLink(addresses, self._num_connections, self._security, partial(open_access, self.pool, self._driver))
 
-    def _link(self, address: SourceAddress) -> TcpLink:
-        return TcpLink(address, self._num_connections, self._security, partial(open_access, self.pool, self._driver))
-
-    def _pieces(self, share: RankShare, blocks: npt.NDArray[np.int64]) -> Iterator[TcpPiece]:
-        """Yield the pieces of a read from one rank. `blocks`: remote and local block of each copy."""
-        most = max(1, _MIN_PIECE_BYTES // share.num_bytes, -(-len(blocks) // self._num_connections))
+    def _pieces(self, share: RankShare, blocks: npt.NDArray[np.int64], num_connections: int) -> Iterator[TcpPiece]:
+        """Yield the pieces of a read from one rank over `num_connections` connections. `blocks`: remote and local block
+        of each copy."""
+        most = max(1, _MIN_PIECE_BYTES // share.num_bytes, -(-len(blocks) // num_connections))
         region = self.pool.region
         for start in range(0, len(blocks), most):
             remote, local = blocks[start : start + most].T
@@ -230,6 +241,10 @@ class TcpTransport:
                 ours = local[begin[0] : end[-1]]
                 spans = block_spans(region.address, region.block_bytes, ours, share.local_offset, share.num_bytes)
                 yield TcpPiece(request, spans)
+
+
+def _address(host: str, source: TcpSource) -> SourceAddress:
+    return SourceAddress(host, source.port, source.nonce.hex())
 
 
 def _reachable(host: str) -> str:

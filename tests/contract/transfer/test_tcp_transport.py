@@ -13,8 +13,10 @@ import struct
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -24,14 +26,16 @@ import pytest
 
 from tandem.core.clock import SystemClock
 from tandem.core.config import ClusterConfig
+from tandem.core.errors import TandemError
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.engine.transfer_messages import TransportPeer
 from tandem.kv.layout import KVGroup, KVLayout
-from tandem.transfer import connection_server, tcp_source
+from tandem.transfer import connection_server, tcp_reader, tcp_source
 from tandem.transfer.interface import BlockCopy, PeerError, ReadState
+from tandem.transfer.pool_access import HostAccess
 from tandem.transfer.socket_memory import receive_bytes, shut
 from tandem.transfer.tcp_handshake import ConnectionSecurity, HandshakeRefused, greet_source
-from tandem.transfer.tcp_source import request_blocks, request_test
+from tandem.transfer.tcp_source import TcpSource, request_blocks, request_test
 from tandem.transfer.tcp_transport import TcpTransport
 from tandem.worker.connection_security import connection_security
 from tests.certificates import Authority
@@ -66,6 +70,16 @@ def kv_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("tandem-kv")]
 
 
+def only(transport: TcpTransport) -> TcpSource:
+    (source,) = transport._sources.values()
+    return source
+
+
+def addresses_of(*addresses: tuple[str, int, str]) -> bytes:
+    """Return the metadata of a rank that serves its blocks at these addresses."""
+    return json.dumps((addresses,)).encode()
+
+
 def outcome(reader: TcpTransport, source: TransportPeer, copies: list[BlockCopy]) -> ReadState | str:
     """Read, and return how the read ended: its state, or the text of the error that no connection could be made."""
     try:
@@ -97,7 +111,7 @@ def test_transports_without_a_secret_need_the_nonce(opened: Open) -> None:
     reader, ours = opened("reader")
     before = ours.copy()
     (rank,) = source.describe(ME).ranks
-    metadata = json.dumps(("127.0.0.1", source._source.port, other._source.nonce.hex())).encode()
+    metadata = addresses_of(("127.0.0.1", only(source).port, only(other).nonce.hex()))
     forged = TransportPeer(ME, LAYOUT, (replace(rank, metadata=metadata),))
     assert outcome(reader, forged, ONE) is not ReadState.DONE
     assert np.array_equal(ours, before)
@@ -173,8 +187,8 @@ def test_a_source_that_accepts_everybody_is_refused(is_reflected: bool) -> None:
 
 def connected(source: TcpTransport) -> socket.socket:
     """Return a connection that has proven itself, without a transport."""
-    connection = socket.create_connection(("127.0.0.1", source._source.port), 10.0)
-    greet_source(connection, source._source.nonce, ())
+    connection = socket.create_connection(("127.0.0.1", only(source).port), 10.0)
+    greet_source(connection, only(source).nonce, ())
     return connection
 
 
@@ -209,7 +223,7 @@ def test_a_request_for_what_does_not_exist_ends_its_connection_alone(opened: Ope
         bad.sendall(request_bytes)
         assert bad.recv(1) == b""
         good.sendall(request_test())
-        assert receive_bytes(good, tcp_source.TEST_BYTES) == source._source.test_bytes
+        assert receive_bytes(good, tcp_source.TEST_BYTES) == only(source).test_bytes
 
 
 def test_strangers_get_nothing_and_harm_nobody(opened: Open) -> None:
@@ -217,7 +231,7 @@ def test_strangers_get_nothing_and_harm_nobody(opened: Open) -> None:
     reader, _ = opened("reader")
     order = random.Random(5)
     for content in (b"", b"GET / HTTP/1.1\r\n\r\n", order.randbytes(48), order.randbytes(1 << 20)):
-        with socket.create_connection(("127.0.0.1", source._source.port), 10.0) as stranger:
+        with socket.create_connection(("127.0.0.1", only(source).port), 10.0) as stranger:
             greeting = stranger.recv(1 << 16)
             assert len(greeting) == 24
             try:
@@ -242,7 +256,7 @@ def test_connections_that_prove_nothing_make_room_for_others(opened: Open, monke
     monkeypatch.setattr(connection_server, "MAX_UNPROVEN", 8)
     source, _ = opened()
     reader, _ = opened("reader")
-    idle = [socket.create_connection(("127.0.0.1", source._source.port), 10.0) for _ in range(8)]
+    idle = [socket.create_connection(("127.0.0.1", only(source).port), 10.0) for _ in range(8)]
     with ExitStack() as stack:
         for each in idle:
             stack.enter_context(each)
@@ -292,7 +306,7 @@ def test_a_peer_that_does_not_answer_fails_in_the_background(opened: Open) -> No
             waiting = stack.enter_context(socket.socket())
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
-        metadata = json.dumps((*full.getsockname(), source._source.nonce.hex())).encode()
+        metadata = addresses_of((*full.getsockname(), only(source).nonce.hex()))
         far = TransportPeer(ME, LAYOUT, (replace(rank, metadata=metadata),))
         reader.connect(far)
         read = reader.post_read(far, ONE)
@@ -303,7 +317,7 @@ def test_a_peer_that_does_not_answer_fails_in_the_background(opened: Open) -> No
 def test_a_self_test_notices_that_no_connection_is_accepted(opened: Open) -> None:
     source, _ = opened()
     assert Rig.settle(source.post_self_test()) is ReadState.DONE
-    shut(source._source._server._listener)
+    shut(only(source)._server._listener)
     with pytest.raises(PeerError, match="cannot read its own memory"):
         Rig.settle(source.post_self_test())
 
@@ -390,3 +404,103 @@ def check(source: Peer) -> None:
     assert outcome(reader, source.handshake, copies_of(blocks, blocks)) is ReadState.DONE
     assert np.array_equal(memory, source.content)
     reader.close()
+
+
+DEVICES = ("127.0.0.1", "127.0.0.2")
+MANY = copies_of(range(NUM_BLOCKS), range(NUM_BLOCKS))
+"""More than the least number of bytes that a read must have to be split."""
+
+
+def test_a_read_is_spread_over_all_network_devices(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: Counter[str] = Counter()
+    send = HostAccess.send
+
+    def record(access: HostAccess, connection: socket.socket, spans: np.ndarray) -> None:
+        sent[connection.getsockname()[0]] += int(spans[:, 1].sum())
+        send(access, connection, spans)
+
+    monkeypatch.setattr(HostAccess, "send", record)
+    source, theirs = opened(device_hosts=DEVICES)
+    reader, ours = opened("reader", num_connections=1)
+    peer = source.describe(ME)
+    connect(reader, peer)
+    ((_, link),) = reader._peers[peer.life].links
+    Rig.until(lambda: [each.is_open for each in link._connections], all)
+    assert Rig.settle(reader.post_read(peer, MANY)) is ReadState.DONE
+    assert np.array_equal(ours, theirs)
+    assert set(sent) == set(DEVICES) and sum(sent.values()) == ours.nbytes
+
+
+def greet_as_http(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.sendall(b"HTTP/1.1 400 Bad Request")
+
+
+@contextmanager
+def unreachable(how: str) -> Iterator[tuple[str, int]]:
+    """Yield an address where no source answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ExitStack() as stack:
+        if how == "closed":
+            listener.close()
+            yield ("127.0.0.1", 1)
+            return
+        if how == "stranger":
+            stack.enter_context(ThreadPoolExecutor(1)).submit(greet_as_http, listener)
+        yield listener.getsockname()
+
+
+@pytest.mark.parametrize("how", ["closed", "silent", "stranger"])
+def test_a_device_that_cannot_be_reached_is_left_out(opened: Open, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    monkeypatch.setattr(tcp_reader, "CONNECT_S", 0.3)
+    source, theirs = opened()
+    reader, ours = opened("reader", num_connections=1)
+    (rank,) = source.describe(ME).ranks
+    with unreachable(how) as bad:
+        nonce = only(source).nonce.hex()
+        metadata = addresses_of((*bad, nonce), ("127.0.0.1", only(source).port, nonce))
+        peer = TransportPeer(ME, LAYOUT, (replace(rank, metadata=metadata),))
+        for _ in range(2):
+            assert outcome(reader, peer, MANY) is ReadState.DONE
+            assert np.array_equal(ours, theirs)
+            ours[:] = 0
+            assert reader.disconnect(peer)
+
+
+def test_a_source_none_of_whose_devices_is_reached_is_gone(opened: Open) -> None:
+    source, _ = opened(device_hosts=DEVICES)
+    reader, _ = opened("reader")
+    peer = source.describe(ME)
+    for each in source._sources.values():
+        each.close(1.0)
+    assert "cannot be reached" in str(outcome(reader, peer, ONE))
+
+
+def test_reads_go_on_over_the_other_device_when_one_is_lost(opened: Open) -> None:
+    source, theirs = opened(device_hosts=DEVICES)
+    reader, ours = opened("reader")
+    peer = source.describe(ME)
+    assert outcome(reader, peer, MANY) is ReadState.DONE
+    ((_, link),) = reader._peers[peer.life].links
+    Rig.until(lambda: [each.is_open for each in link._connections], all)
+    source._sources[DEVICES[1]].close(1.0)
+    with pytest.raises(PeerError, match="is gone"):
+        Rig.until(lambda: Rig.settle(reader.post_read(peer, ONE)), lambda state: False)
+    assert reader.disconnect(peer)
+    ours[:] = 0
+    assert outcome(reader, peer, MANY) is ReadState.DONE
+    assert np.array_equal(ours, theirs)
+
+
+def test_a_self_test_notices_that_one_device_accepts_none(opened: Open) -> None:
+    source, _ = opened(device_hosts=DEVICES)
+    assert Rig.settle(source.post_self_test()) is ReadState.DONE
+    shut(source._sources[DEVICES[1]]._server._listener)
+    with pytest.raises(PeerError, match="cannot read its own memory"):
+        Rig.settle(source.post_self_test())
+
+
+def test_an_address_of_another_machine_is_refused(opened: Open) -> None:
+    with pytest.raises(TandemError, match=r"cannot listen on 192\.0\.2\.1") as error:
+        opened(device_hosts=("127.0.0.1", "192.0.2.1"))
+    assert error.value.param == "transfer.network_devices"
