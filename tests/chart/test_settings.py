@@ -49,6 +49,7 @@ SAMPLES: dict[str, Any] = {
     "model.served_name": "one,another",
     "planner.groups": "prefill=fast,decode=wide:2",
     "transfer.nixl_backends": "LIBFABRIC",
+    "transfer.network_devices": "eth1,eth2",
     "planner.headroom": 0.25,
     "planner.percentile": 95.5,
     "redis.namespace": "production",

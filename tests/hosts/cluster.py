@@ -94,12 +94,18 @@ def redis_on(network: Network, directory: Path, port: int = 6379) -> Iterator[st
 
 @contextmanager
 def empty_hosts(
-    directory: Path, model: Path | str, names: Sequence[str], *settings: str, with_relay: str = ""
+    directory: Path,
+    model: Path | str,
+    names: Sequence[str],
+    *settings: str,
+    with_relay: str = "",
+    with_two: Sequence[str] = (),
 ) -> Iterator[tuple[dict[str, Network], Cluster, tuple[str, ...]]]:
     """Make the hosts `names`, start Redis on the first of them, and yield the networks, an empty cluster with
     `settings`, and the flags by which programs find it. Raises NoNamespaces."""
     with ExitStack() as stack:
-        network = dict(zip(names, stack.enter_context(networks(*names, with_relay=with_relay)), strict=True))
+        made = stack.enter_context(networks(*names, with_relay=with_relay, with_two=with_two))
+        network = dict(zip(names, made, strict=True))
         secret = directory / "secret"
         secret.write_text(secrets.token_hex(32))
         stack.enter_context(patch.object(Worker, "trust", PeerAuth("test", SecretFile(secret))))

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -38,6 +38,7 @@ class Network:
         self.address = address
         self._name = name
         self._port = f"{name}h"
+        self._second = f"{name}i"
         self._relay: subprocess.Popen[str] | None = None
         ip("netns", "add", name)
 
@@ -54,12 +55,32 @@ class Network:
         for device in ("lo", inside):
             ip("-n", name, "link", "set", device, "up")
 
+    def add_device(self, bridge: str, address: str) -> None:
+        """Connect this network to another bridge too, by a device of its own with this address."""
+        device = self.devices[1]
+        ip("link", "add", self._second, "type", "veth", "peer", "name", device, "netns", self._name)
+        ip("link", "set", self._second, "master", bridge, "up")
+        ip("-n", self._name, "addr", "add", f"{address}/24", "dev", device)
+        ip("-n", self._name, "link", "set", device, "up")
+
+    @property
+    def devices(self) -> tuple[str, str]:
+        """Return the names of this network's own device and of the one that `add_device` adds."""
+        return f"{self._name}n", f"{self._name}m"
+
+    def received_bytes(self, device: str) -> int:
+        counter = f"/sys/class/net/{device}/statistics/rx_bytes"
+        return int(subprocess.run([*self.within, "cat", counter], capture_output=True, check=True).stdout)
+
     @property
     def within(self) -> tuple[str, ...]:
         return str(shutil.which("ip")), "netns", "exec", self._name
 
     def unplug(self) -> None:
         ip("link", "set", self._port, "down")
+
+    def unplug_second(self) -> None:
+        ip("link", "set", self._second, "down")
 
     def plug_in(self) -> None:
         ip("link", "set", self._port, "up")
@@ -83,7 +104,7 @@ class Network:
             self._relay.kill()
             self._relay.communicate()
         # The pair goes now, not when the last process of the namespace has ended: the next network may have its names.
-        for words in (("link", "del", self._port), ("netns", "del", self._name)):
+        for words in (("link", "del", self._port), ("link", "del", self._second), ("netns", "del", self._name)):
             with suppress(NoNamespaces, RuntimeError):
                 ip(*words)
 
@@ -119,18 +140,25 @@ def _add_bridge() -> int:
 
 
 @contextmanager
-def networks(*names: str, with_relay: str = "") -> Iterator[list[Network]]:
-    """Yield a network for each name, of which the one called `with_relay` can be impaired; remove them at the end.
-    Raises NoNamespaces."""
+def networks(*names: str, with_relay: str = "", with_two: Sequence[str] = ()) -> Iterator[list[Network]]:
+    """Yield a network for each name, of which the one called `with_relay` can be impaired, and those `with_two` have a
+    second device on another bridge; remove them at the end. Raises NoNamespaces."""
     number = _add_bridge()
     bridge, prefix = f"tdm{number}br", f"10.213.{number}"
+    second = f"tdm{number}b2"
     with ExitStack() as stack:
-        stack.callback(subprocess.run, ["ip", "link", "del", bridge], capture_output=True, check=False)
+        for each in (bridge, second):
+            stack.callback(subprocess.run, ["ip", "link", "del", each], capture_output=True, check=False)
         ip("addr", "add", f"{prefix}.1/24", "dev", bridge)
         ip("link", "set", bridge, "up")
+        if with_two:
+            ip("link", "add", second, "type", "bridge")
+            ip("link", "set", second, "up")
         made: list[Network] = []
         for index, name in enumerate(names, 2):
             made.append(Network(f"tdm{number}{name}", f"{prefix}.{index}"))
             stack.callback(made[-1].remove)
             made[-1].join(bridge, has_relay=name == with_relay)
+            if name in with_two:
+                made[-1].add_device(second, f"10.214.{number}.{index}")
         yield made

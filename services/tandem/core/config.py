@@ -271,6 +271,10 @@ class TransferConfig:
     """Set the backends of NIXL, separated by commas, in order of preference: UCX, or LIBFABRIC for AWS' EFA, over which
     UCX is very slow. A worker uses the first that works on its machine; two workers with different ones move KV over
     TCP, or not at all where transfer.backend is nixl."""
+    network_devices: str = ""
+    """Set the network devices over which KV moves, separated by commas: interfaces such as eth1, and RDMA devices such
+    as mlx5_0. Each read is spread over all of them. Empty means the address of the worker for TCP, and for NIXL what
+    UCX chooses, on a GPU among the RDMA devices closest to it."""
     require: Literal["any", "rdma", "cuda_ipc", "shared_memory"] = "any"
     """Require this type of link for KV: rdma applies between machines, cuda_ipc and shared_memory within one machine.
     any accepts every link."""
@@ -284,6 +288,11 @@ class TransferConfig:
     def nixl_backend_names(self) -> tuple[str, ...]:
         """Return the names in `nixl_backends`, in upper case."""
         return tuple(name.strip().upper() for name in self.nixl_backends.split(","))
+
+    @property
+    def network_device_names(self) -> tuple[str, ...]:
+        """Return the names in `network_devices`; empty if it names none."""
+        return tuple(name.strip() for name in self.network_devices.split(",") if name.strip())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

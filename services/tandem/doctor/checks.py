@@ -131,6 +131,7 @@ def _worker_checks(config: Config, system: System, limits: host.ResourceLimits) 
         Check("cpu", lambda: host.check_cpu(system, config), part="worker", others=("compiler",)),
         Check("gpu", lambda: gpu.check_gpus(system, config), gpu.LIMIT_S, part="worker", others=("cuda",)),
         Check("rdma", examine_rdma, part="worker", others=("gid", "efa", "gpudirect")),
+        Check("network-devices", lambda: rdma.check_network_devices(system, config.transfer), part="worker"),
         Check("memlock", examine_memlock, part="worker"),
         Check("shared-memory", lambda: host.check_shared_memory(system), part="worker"),
         Check("ucx", lambda: ucx.check_ucx(system, config.transfer), ucx.LIMIT_S, part="worker"),

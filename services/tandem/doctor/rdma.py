@@ -10,10 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tandem.core.config import TransferConfig
+from tandem.core.errors import TandemError
 from tandem.doctor.finding import Finding, fail, format_version, ok, skip, warn, wrong
 from tandem.doctor.system import System
+from tandem.transfer.network_devices import closest_rdma_ports, find_devices, interface_address, ucx_environment
 
 _CLASS = "/sys/class/infiniband"
+_GPUS = "/proc/driver/nvidia/gpus"
+"""Directory with an entry for each GPU, named by its PCI address."""
 _AMAZON = "0x1d0f"
 _ROCE_V2 = "RoCE v2"
 _IPV4_MAPPED = re.compile(r"^(0000:){5}ffff:(?!0000:0000)")
@@ -130,6 +134,28 @@ def judge_efa(rdma: Rdma, transfer: TransferConfig) -> Finding:
         return ok("efa", f"{names}, and NIXL prefers LIBFABRIC")
     found = f"{names}, and transfer.nixl_backends prefers {transfer.nixl_backend_names[0]}: over EFA it is very slow"
     return warn("efa", found, "set transfer.nixl_backends=LIBFABRIC,UCX and install libfabric with EFA's provider")
+
+
+def check_network_devices(system: System, transfer: TransferConfig) -> Finding:
+    """Return a finding on whether this machine has the devices that `transfer.network_devices` names; if it names none,
+    on the RDMA ports that are closest to each GPU, which UCX uses there."""
+    root = system.path("/")
+    try:
+        named = find_devices(transfer.network_device_names, root)
+        ucx_environment(named, None, system.environ, root)  # raises where the two differ
+        addresses = [f"{name} ({interface_address(name)})" for name in named.interfaces]
+    except TandemError as error:
+        fix = "correct transfer.network_devices; in a pod, interfaces of its secondary networks are called net1, net2"
+        return fail("network-devices", error.message, fix)
+    if addresses or named.rdma_ports:
+        return ok("network-devices", f"KV moves over {', '.join((*named.rdma_ports, *addresses))} only")
+    closest = {gpu: closest_rdma_ports(gpu, root) for gpu in system.names(_GPUS)}
+    if not any(closest.values()):
+        return skip("network-devices", "transfer.network_devices is empty, and no GPU has an RDMA port beside it")
+    each = "; ".join(f"GPU {gpu}: {', '.join(ports) or 'unknown'}" for gpu, ports in sorted(closest.items()))
+    if devices := system.environ.get("UCX_NET_DEVICES"):
+        return ok("network-devices", f"UCX_NET_DEVICES={devices} decides; the closest RDMA ports are {each}")
+    return ok("network-devices", f"KV moves over the closest RDMA ports: {each}")
 
 
 def judge_gids(rdma: Rdma, gid_index: str, *, is_required: bool) -> tuple[Finding, ...]:

@@ -33,6 +33,7 @@ _OTHER = {
     "worker.advertise_address": "elsewhere:50051",
     "worker.lanes": "standard,batch",
     "transfer.nixl_backends": "LIBFABRIC",
+    "transfer.network_devices": "eth1,eth2",
     "engine.nnodes": "2",
     "engine.node_rank": "1",
 }

@@ -9,7 +9,18 @@ import pytest
 
 from tandem.core.config import TransferConfig
 from tandem.doctor.finding import Finding
-from tandem.doctor.rdma import Gid, Port, Rdma, judge_devices, judge_efa, judge_gids, judge_gpu_direct, read_rdma
+from tandem.doctor.rdma import (
+    Gid,
+    Port,
+    Rdma,
+    check_network_devices,
+    judge_devices,
+    judge_efa,
+    judge_gids,
+    judge_gpu_direct,
+    read_rdma,
+)
+from tests.rdma_machine import make_machine
 from tests.unit.doctor.trees import system
 from tests.unit.doctor.verdicts import assert_fails, assert_fine, assert_skips, assert_warns
 
@@ -59,6 +70,30 @@ def test_the_vendor_of_a_card_is_read(tmp_path: Path) -> None:
     vendor = {"/sys/class/infiniband/mlx5_0/device/vendor": "0x1d0f\n"}
     (found,) = read_rdma(system(tmp_path, tree("4: ACTIVE") | vendor)).ports
     assert found.vendor == "0x1d0f"
+
+
+def test_the_ports_closest_to_each_gpu_are_named(tmp_path: Path) -> None:
+    make_machine(tmp_path)
+    closest = "GPU 0000:1b:00.0: mlx5_0:1, mlx5_1:1"
+    found = check_network_devices(system(tmp_path, {}), TransferConfig())
+    assert_fine(found, "network-devices", f"KV moves over the closest RDMA ports: {closest}")
+    found = check_network_devices(system(tmp_path, {}, UCX_NET_DEVICES="mlx5_3:1"), TransferConfig())
+    assert_fine(found, "network-devices", f"UCX_NET_DEVICES=mlx5_3:1 decides; the closest RDMA ports are {closest}")
+    found = check_network_devices(system(tmp_path, {}), TransferConfig(network_devices="mlx5_3"))
+    assert_fine(found, "network-devices", "KV moves over mlx5_3:1 only")
+
+
+def test_devices_that_are_missing_or_differ_from_ucx_s_are_reported(tmp_path: Path) -> None:
+    make_machine(tmp_path)
+    missing, different = ("eth7", "", "no network device eth7"), ("eth0", "lo", "UCX_NET_DEVICES=lo differs")
+    for names, devices, problem in (missing, different):
+        environ = {"UCX_NET_DEVICES": devices} if devices else {}
+        found = check_network_devices(system(tmp_path, {}, **environ), TransferConfig(network_devices=names))
+        assert_fails(found, "network-devices", problem, "correct transfer.network_devices")
+
+
+def test_without_gpus_and_names_the_devices_are_not_checked(tmp_path: Path) -> None:
+    assert_skips(check_network_devices(system(tmp_path, {}), TransferConfig()), "network-devices", "is empty")
 
 
 def test_efa_needs_libfabric() -> None:

@@ -19,9 +19,11 @@ from tandem.core.ids import WorkerRef
 from tandem.engine.transfer_messages import Event, TransportPeer
 from tandem.runtime.kv_cache import KVCache
 from tandem.transfer.auto_transport import AutoTransport, has_rdma, reach_of
+from tandem.transfer.cuda_driver import CudaDriver
 from tandem.transfer.interface import KVTransfer, PeerError, ReadState, Transport
-from tandem.transfer.memory_pool import MemoryPool, agent_name
+from tandem.transfer.memory_pool import MemoryPool, agent_name, cuda_number
 from tandem.transfer.multi_rank_transfer import MultiRankTransfer
+from tandem.transfer.network_devices import find_devices, interface_address, ucx_environment
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.process_vm_transport import ProcessVmTransport
 from tandem.transfer.tcp_transport import TcpTransport
@@ -44,16 +46,23 @@ the memory `pool` and under the name `agent`."""
 def open_transport(config: Config, pool: MemoryPool, agent: str) -> Transport:
     """Open and return the transport that `transfer.backend` names. It reads into `pool`, and lets other workers read
     `pool` under the agent name `agent`. With `auto` it uses TCP alone where NIXL does not work. Raises TandemError when
-    this machine does not support the transport."""
-    backend = config.transfer.backend
+    this machine does not support the transport, or lacks a device that `transfer.network_devices` names."""
+    backend, device = config.transfer.backend, pool.region.device
     if backend == "local":
         return ProcessVmTransport(pool, agent)
+    devices = find_devices(config.transfer.network_device_names)
+    if backend != "tcp":
+        number = cuda_number(device)
+        pci_address = None if number is None else CudaDriver().pci_address(number)
+        os.environ.update(ucx_environment(devices, pci_address, os.environ))
     if backend == "nixl":
         return NixlTransport(pool, agent, config.transfer.nixl_backend_names)
-    tcp = TcpTransport(pool, agent, config.worker.host, connection_security(config.cluster, SystemClock()))
+    security = connection_security(config.cluster, SystemClock())
+    hosts = [interface_address(name) for name in devices.interfaces]
+    tcp = TcpTransport(pool, agent, config.worker.host, security, device_hosts=hosts)
     if backend == "tcp":
         return tcp
-    machine = reach_of(pool.region.device)
+    machine = reach_of(device)
     try:
         nixl = _working(NixlTransport(pool, agent, config.transfer.nixl_backend_names))
     except TandemError as error:
