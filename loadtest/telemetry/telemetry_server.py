@@ -131,15 +131,15 @@ def main() -> int:
         Switch().turn(on=False)
         uvloop.run(_serve(config, None))
     else:
-        uvloop.run(_serve(_quiet(config, args.log, "all" if args.log_all else "failed"), Switch()))
+        uvloop.run(_serve(_quiet(config, args.log, is_all=args.log_all), Switch()))
     return 0
 
 
-def _quiet(config: Config, log: str, log_requests: str) -> Config:
+def _quiet(config: Config, log: str, *, is_all: bool) -> Config:
     from tandem.obs.logs.log_handler import LineHandler
     from tandem.obs.logs.logging_setup import set_up_logging
 
-    telemetry: Any = replace(config.telemetry, log_format="json", log_requests=log_requests)
+    telemetry: Any = replace(config.telemetry, log_format="json", log_requests="all" if is_all else "failed")
     set_up_logging(telemetry, "tandem-gateway", handlers=[LineHandler(open(log, "a"))])  # noqa: SIM115
     return replace(config, telemetry=telemetry)
 

@@ -139,10 +139,9 @@ def keep_kv_on_loopback(config: Config) -> None:
     address.
 
     Ports of UCX have no authentication, and such workers must not be reachable from other machines. The restriction is
-    the environment variable UCX_NET_DEVICES. It is not set if the user has set the variable or
-    `transfer.network_devices`, or if `transfer.require` is "rdma", because RDMA needs other devices."""
-    transfer = config.transfer
-    if is_loopback(config.worker.host) and transfer.require != "rdma" and not transfer.network_devices:
+    the environment variable UCX_NET_DEVICES. It is not set if the user has set the variable, or if `transfer.require`
+    is "rdma", because RDMA needs other devices."""
+    if is_loopback(config.worker.host) and config.transfer.require != "rdma":
         os.environ.setdefault("UCX_NET_DEVICES", "lo")
 
 

@@ -272,9 +272,9 @@ class TransferConfig:
     UCX is very slow. A worker uses the first that works on its machine; two workers with different ones move KV over
     TCP, or not at all where transfer.backend is nixl."""
     network_devices: str = ""
-    """Set the network devices over which KV moves, separated by commas: interfaces such as eth1, and RDMA devices such
-    as mlx5_0. Each read is spread over all of them. Empty means the address of the worker for TCP, and for NIXL what
-    UCX chooses, on a GPU among the RDMA devices closest to it."""
+    """Set the network devices at which a worker offers its KV over TCP, and those that UCX may use, separated by
+    commas: interfaces such as eth1, and RDMA devices such as mlx5_0. Each read is spread over all of them. Empty means
+    worker.host for TCP, and all devices for UCX."""
     require: Literal["any", "rdma", "cuda_ipc", "shared_memory"] = "any"
     """Require this type of link for KV: rdma applies between machines, cuda_ipc and shared_memory within one machine.
     any accepts every link."""

@@ -101,8 +101,6 @@ def _engine_violations(config: Config) -> Iterator[Violation]:
         yield "engine.kernels", "must be auto where model.device is cuda, which always uses Triton kernels"
     if config.model.device == "cuda" and config.transfer.backend == "local":
         yield "transfer.backend", "must not be local where model.device is cuda, because local reads host memory only"
-    if config.transfer.network_devices and config.transfer.backend == "local":
-        yield "transfer.network_devices", "must be empty where transfer.backend is local, which uses no network"
     if not set(config.transfer.nixl_backend_names) <= set(_NIXL_BACKENDS):
         yield "transfer.nixl_backends", f"must be one of {', '.join(_NIXL_BACKENDS)}, or several separated by commas"
     if speculative.ngram_max < speculative.ngram_min:

@@ -18,6 +18,7 @@ from tandem.transfer.network_devices import closest_rdma_ports, find_devices, in
 _CLASS = "/sys/class/infiniband"
 _GPUS = "/proc/driver/nvidia/gpus"
 """Directory with an entry for each GPU, named by its PCI address."""
+_NAME_DEVICES = "correct transfer.network_devices; in a pod, interfaces of its secondary networks are called net1, net2"
 _AMAZON = "0x1d0f"
 _ROCE_V2 = "RoCE v2"
 _IPV4_MAPPED = re.compile(r"^(0000:){5}ffff:(?!0000:0000)")
@@ -138,24 +139,30 @@ def judge_efa(rdma: Rdma, transfer: TransferConfig) -> Finding:
 
 def check_network_devices(system: System, transfer: TransferConfig) -> Finding:
     """Return a finding on whether this machine has the devices that `transfer.network_devices` names; if it names none,
-    on the RDMA ports that are closest to each GPU, which UCX uses there."""
+    on the RDMA ports that are closest to each GPU, which would be the ones to name."""
     root = system.path("/")
+    names = transfer.network_device_names
+    if transfer.backend == "local":
+        return skip("network-devices", "transfer.backend is local, which uses no network")
     try:
-        named = find_devices(transfer.network_device_names, root)
-        ucx_environment(named, None, system.environ, root)  # raises where the two differ
-        addresses = [f"{name} ({interface_address(name)})" for name in named.interfaces]
+        found = find_devices(names, root)
+        if transfer.backend != "tcp":
+            ucx_environment(found, system.environ)  # raises where the two differ
+        addresses = [f"{name} ({interface_address(name)})" for name in found.interfaces]
     except TandemError as error:
-        fix = "correct transfer.network_devices; in a pod, interfaces of its secondary networks are called net1, net2"
-        return fail("network-devices", error.message, fix)
-    if addresses or named.rdma_ports:
-        return ok("network-devices", f"KV moves over {', '.join((*named.rdma_ports, *addresses))} only")
+        return fail("network-devices", error.message, _NAME_DEVICES)
+    missing = [name for name in names if not any(name in (each, each.partition(":")[0]) for each in found.names)]
+    if missing:
+        return fail("network-devices", f"this machine lacks {', '.join(missing)}, or its port is down", _NAME_DEVICES)
+    if found.names:
+        return ok("network-devices", f"KV is offered at, and UCX uses, {', '.join((*found.rdma_ports, *addresses))}")
     closest = {gpu: closest_rdma_ports(gpu, root) for gpu in system.names(_GPUS)}
     if not any(closest.values()):
         return skip("network-devices", "transfer.network_devices is empty, and no GPU has an RDMA port beside it")
     each = "; ".join(f"GPU {gpu}: {', '.join(ports) or 'unknown'}" for gpu, ports in sorted(closest.items()))
-    if devices := system.environ.get("UCX_NET_DEVICES"):
-        return ok("network-devices", f"UCX_NET_DEVICES={devices} decides; the closest RDMA ports are {each}")
-    return ok("network-devices", f"KV moves over the closest RDMA ports: {each}")
+    devices = system.environ.get("UCX_NET_DEVICES")
+    chosen = "UCX chooses among all devices" if devices is None else f"UCX_NET_DEVICES={devices} decides"
+    return ok("network-devices", f"{chosen}; the closest RDMA ports are {each}")
 
 
 def judge_gids(rdma: Rdma, gid_index: str, *, is_required: bool) -> tuple[Finding, ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tandem.engine.transfer_messages import TransportPeer
-from tandem.transfer.interface import BlockCopy, JoinedReads, PeerError, PostedRead, Transport
+from tandem.transfer.interface import BlockCopy, PeerError, PostedRead, ReadState, Transport
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.network_devices import active_rdma_ports
 from tandem.transfer.process_identity import host_identity, machine_identity
@@ -86,6 +86,23 @@ def _names(device: str, port: str) -> bool:
     return any(port == f"{head}{number}{tail}" for number in range(int(found[1]), int(found[2]) + 1))
 
 
+class _SelfTests:
+    """Poll the self-tests of all transports as one read. `tests`: those that have not ended."""
+
+    def __init__(self, tests: list[PostedRead]) -> None:
+        self._tests = tests
+        self._has_failed = False
+
+    def poll(self) -> ReadState:
+        while self._tests:
+            state = self._tests[0].poll()
+            if state is ReadState.PENDING:
+                return state
+            del self._tests[0]
+            self._has_failed |= state is ReadState.FAILED
+        return ReadState.FAILED if self._has_failed else ReadState.DONE
+
+
 class AutoTransport:
     """Read each peer over NIXL or TCP, as `prefers_nixl` decides. `tcp`, `nixl`: the two transports, which must have
     the same pool and agent name; `close` closes both. `nixl` is None where NIXL does not work. `nixl_backend`,
@@ -140,7 +157,7 @@ class AutoTransport:
         return self._chosen[peer.life].post_read(peer, copies)
 
     def post_self_test(self) -> PostedRead:
-        return JoinedReads(transport.post_self_test() for transport in self._all)
+        return _SelfTests([transport.post_self_test() for transport in self._all])
 
     def progress(self) -> None:
         for transport in self._all:

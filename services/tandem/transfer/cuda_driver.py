@@ -19,7 +19,6 @@ from tandem.core.errors import ErrorKind, TandemError
 _LIBRARY = "libcuda.so.1"
 _IS_LEGACY_CUDA_IPC_CAPABLE = 10
 """CUpointer_attribute that says whether cuIpcGetMemHandle accepts the memory."""
-_PCI_ADDRESS_BYTES = 16
 _NON_BLOCKING, _PORTABLE = 1, 1
 """Flag of cuStreamCreate: the stream does not wait for the default stream. Flag of cuMemHostAlloc: the memory is pinned
 for all contexts."""
@@ -47,14 +46,6 @@ class CudaDriver:
         self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(number))
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self._call("cuCtxSetCurrent", context)
-
-    def pci_address(self, number: int) -> str:
-        """Return the PCI address of device `number`, such as `0000:1b:00.0`."""
-        device = ctypes.c_int()
-        name = ctypes.create_string_buffer(_PCI_ADDRESS_BYTES)
-        self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(number))
-        self._call("cuDeviceGetPCIBusId", name, ctypes.c_int(_PCI_ADDRESS_BYTES), device)
-        return name.value.decode().lower()
 
     def can_share(self, address: int) -> bool:
         """Return whether other processes of this machine can map the memory at `address`."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -42,23 +42,6 @@ class PostedRead(Protocol):
         Raises PeerError when the read failed without proof that it no longer writes to local memory.
         """
         ...
-
-
-class JoinedReads:
-    """Poll several reads as one: it is PENDING while one of them is, and FAILED if one of them has failed."""
-
-    def __init__(self, reads: Iterable[PostedRead]) -> None:
-        self._open = list(reads)
-        self._has_failed = False
-
-    def poll(self) -> ReadState:
-        while self._open:
-            state = self._open[0].poll()
-            if state is ReadState.PENDING:
-                return state
-            del self._open[0]
-            self._has_failed |= state is ReadState.FAILED
-        return ReadState.FAILED if self._has_failed else ReadState.DONE
 
 
 class PeerError(Exception):

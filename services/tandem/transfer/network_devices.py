@@ -1,10 +1,10 @@
-"""Choose the network devices over which a rank moves KV: the interfaces of its TCP transport, and the RDMA ports that
-UCX may use."""
+"""Find the network devices over which KV moves: interfaces for the TCP transport, and those that UCX may use."""
 
 from __future__ import annotations
 
 import fcntl
 import ipaddress
+import logging
 import socket
 import struct
 from collections.abc import Mapping, Sequence
@@ -14,14 +14,16 @@ from pathlib import Path
 
 from tandem.core.errors import ErrorKind, TandemError
 
+_log = logging.getLogger(__name__)
 _SETTING = "transfer.network_devices"
 _SIOCGIFADDR = 0x8915
 """Request of `ioctl` for the first IPv4 address of an interface."""
 _ADDRESS_AT = 20
 """Offset in bytes of the IPv4 address in the answer: 16 bytes of name, then a `sockaddr_in`."""
 _MAX_NAME_BYTES = 15
-_GLOBAL_SCOPE = "00"
-"""Scope in /proc/net/if_inet6 of an address that other machines can use."""
+_GLOBAL_SCOPE, _PERMANENT = "00", 0x80
+"""In /proc/net/if_inet6, the scope of an address that other machines can use, and the flag of one that does not expire.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,27 +33,34 @@ class NetworkDevices:
     interfaces: tuple[str, ...] = ()
     rdma_ports: tuple[str, ...] = ()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.rdma_ports, *self.interfaces)
+
 
 def find_devices(names: Sequence[str], root: Path = Path("/")) -> NetworkDevices:
-    """Sort device names into interfaces and RDMA ports. An RDMA device without a port stands for its active ports.
+    """Sort device names into interfaces and RDMA ports. An RDMA device without a port stands for its active ports, and
+    a name that is both an interface and an RDMA device stands for both.
 
-    `root`: directory under which `sys` is found. Raises TandemError for a name that this machine lacks, and for an RDMA
-    device without an active port.
+    Devices that this machine lacks, or whose ports are down, are left out with a warning, so that a worker with several
+    devices starts without one of them. `root`: directory under which `sys` is found. Raises TandemError if none is
+    left.
     """
-    interfaces: list[str] = []
-    rdma_ports: list[str] = []
+    interfaces: dict[str, None] = {}
+    rdma_ports: dict[str, None] = {}
+    problems = []
     active = active_rdma_ports(root)
     for name in names:
-        device = name.partition(":")[0]
-        if (root / "sys/class/infiniband" / device).is_dir():
-            found = [port for port in active if name in (device, port) and port.partition(":")[0] == device]
-            if not found:
-                raise _refused(f"the RDMA device {name} has no active port (`rdma link` shows them)")
-            rdma_ports += found
-        elif (root / "sys/class/net" / name).exists():
-            interfaces.append(name)
-        else:
-            raise _refused(f"this machine has no network device {name} (`ip link` and `rdma link` show what it has)")
+        ports = [port for port in active if name in (port, port.partition(":")[0])]
+        is_interface = (root / "sys/class/net" / name).is_dir()
+        rdma_ports |= dict.fromkeys(ports)
+        interfaces |= dict.fromkeys([name] if is_interface else [])
+        if not ports and not is_interface:
+            problems.append(f"{name} is neither an interface nor an RDMA device with an active port")
+    if names and not interfaces and not rdma_ports:
+        raise _refused(f"{'; '.join(problems)} (`ip link` and `rdma link` show what this machine has)")
+    for problem in problems:
+        _log.warning("%s is used without one of its devices: %s", _SETTING, problem)
     return NetworkDevices(tuple(interfaces), tuple(rdma_ports))
 
 
@@ -66,11 +75,10 @@ def active_rdma_ports(root: Path = Path("/")) -> tuple[str, ...]:
 
 
 def closest_rdma_ports(pci_address: str, root: Path = Path("/")) -> tuple[str, ...]:
-    """Return the active RDMA ports whose path to the PCI device at `pci_address`, such as `0000:1b:00.0`, crosses the
-    fewest bridges; several if they are equally close. Empty where the machine does not say where the devices are.
+    """Return the active RDMA ports that share the most bridges with the PCI device at `pci_address`, such as
+    `0000:1b:00.0`; several if they share equally many. Empty where the machine does not say where the devices are.
 
-    A path in /sys/devices names every bridge between a device and its root complex, so the closest port has the longest
-    part of its path in common with the device.
+    A path in /sys/devices names every bridge between a device and its root complex.
     """
     try:
         own = _bridges(root / "sys/bus/pci/devices" / pci_address.lower())
@@ -84,43 +92,45 @@ def closest_rdma_ports(pci_address: str, root: Path = Path("/")) -> tuple[str, .
     return tuple(port for port, number in shared.items() if number == most)
 
 
-def ucx_environment(
-    named: NetworkDevices, pci_address: str | None, environ: Mapping[str, str], root: Path = Path("/")
-) -> dict[str, str]:
-    """Return the environment variables to set so that UCX uses the devices in `named`; if there are none, the RDMA
-    ports closest to the GPU at `pci_address`, and any interface. Empty where UCX is to choose among all devices.
+def ucx_environment(devices: NetworkDevices, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables to set so that UCX uses `devices` only, and all its RDMA ports at once. Empty if
+    there are no devices, so that UCX chooses among all.
 
-    `pci_address`: None without a GPU. `environ`: the environment so far; a variable that it has is not in the result.
-    Raises TandemError if its UCX_NET_DEVICES differs from `named`.
+    `environ`: the environment so far; a variable that it has is not in the result. Raises TandemError if its
+    UCX_NET_DEVICES differs from `devices`.
     """
-    is_set = "UCX_NET_DEVICES" in environ
-    if devices := (*named.rdma_ports, *named.interfaces):
-        wanted, num_rails = ",".join(devices), len(named.rdma_ports) or len(devices)
-        if is_set and environ["UCX_NET_DEVICES"] != wanted:
-            raise _refused(f"UCX_NET_DEVICES={environ['UCX_NET_DEVICES']} differs from {wanted}: set one of the two")
-    else:
-        closest = () if pci_address is None or is_set else closest_rdma_ports(pci_address, root)
-        if len(closest) == len(active_rdma_ports(root)) or not closest:
-            return {}
-        interfaces = sorted(path.name for path in (root / "sys/class/net").iterdir())
-        wanted, num_rails = ",".join((*closest, *interfaces)), len(closest)
-    variables = {"UCX_NET_DEVICES": wanted, "UCX_MAX_RNDV_RAILS": str(num_rails)}
+    if not devices.names:
+        return {}
+    listed = ",".join(devices.names)
+    if environ.get("UCX_NET_DEVICES", listed) != listed:
+        raise _refused(f"UCX_NET_DEVICES={environ['UCX_NET_DEVICES']} differs from {listed}: set one of the two")
+    # NIXL reads by RMA operations, and itself limits them to two rails.
+    num_rails = len(devices.rdma_ports) or len(devices.interfaces)
+    variables = {"UCX_NET_DEVICES": listed, "UCX_MAX_RMA_RAILS": str(num_rails)}
     return {name: value for name, value in variables.items() if name not in environ}
 
 
 def interface_address(name: str) -> str:
-    """Return the first IPv4 address of an interface, or its first global IPv6 address. Raises TandemError if it has
-    neither."""
+    """Return the first IPv4 address of an interface, or its first global permanent IPv6 address. Raises TandemError if
+    it has neither."""
     request = struct.pack("256s", name.encode()[:_MAX_NAME_BYTES])
     with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         answer = fcntl.ioctl(probe, _SIOCGIFADDR, request)
         return socket.inet_ntoa(answer[_ADDRESS_AT : _ADDRESS_AT + 4])
     with suppress(OSError):
-        for line in Path("/proc/net/if_inet6").read_text().splitlines():
-            digits, _, _, scope, _, interface = line.split()
-            if interface == name and scope == _GLOBAL_SCOPE:
-                return str(ipaddress.IPv6Address(bytes.fromhex(digits)))
+        if address := _ipv6_address(name, Path("/proc/net/if_inet6").read_text()):
+            return address
     raise _refused(f"the interface {name} has no address that other machines can use (`ip addr show {name}`)")
+
+
+def _ipv6_address(name: str, table: str) -> str:
+    """Return the first global permanent address of an interface in a table of the form of /proc/net/if_inet6; empty if
+    there is none."""
+    for line in table.splitlines():
+        digits, _, _, scope, flags, interface = line.split()
+        if interface == name and scope == _GLOBAL_SCOPE and int(flags, 16) & _PERMANENT:
+            return str(ipaddress.IPv6Address(bytes.fromhex(digits)))
+    return ""
 
 
 def _bridges(link: Path) -> tuple[str, ...]:

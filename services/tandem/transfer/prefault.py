@@ -4,10 +4,12 @@ A pool is mapped but not written, so the kernel allocates each page on first acc
 blocks first. A huge page costs 0.2 ms where the kernel has free memory, and 5 ms on a virtual machine whose host must
 find the memory first. Without prefaulting, steps that start new blocks and pulls into them would pay that price.
 
-The first pages are faulted in before a worker serves, the others on a thread while it does, which makes a worker ready
-0.1 to 3 s per GiB earlier. The thread holds the lock of the address space during each call: beside two busy threads on
-two cores another thread's mmap waited up to 28 ms for calls of 2 MiB, up to 226 ms for calls of 16 MiB, and up to
-950 ms where the thread had a low priority, because it was descheduled while it held the lock.
+A worker's first rank faults the first pages in before it serves, and the others on a thread while it does, which makes
+it ready 0.1 to 3 s per GiB earlier; the other ranks fault all in first. A pool that is larger than the memory of its
+container is therefore noticed only while the worker serves. The thread holds the lock of the address space during each
+call: beside two busy threads on two cores another thread's mmap waited up to 28 ms for calls of 2 MiB, up to 226 ms for
+calls of 16 MiB, and up to 950 ms where the thread had a low priority, because it was descheduled while it held the
+lock.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 
 from tandem.transfer.memory_pool import MemoryPool
 
@@ -36,9 +39,7 @@ def prefault(pool: MemoryPool, num_threads: int, max_bytes: int | None = None) -
 
     Where the kernel lacks the call or has no memory left, pages are allocated on first use instead.
     """
-    calls = _calls(pool)
-    if max_bytes is not None:
-        calls = calls[: max_bytes // PIECE_BYTES]
+    calls = islice(_calls(pool), None if max_bytes is None else max_bytes // PIECE_BYTES)
     with ThreadPoolExecutor(num_threads, thread_name_prefix="tandem-pages") as threads:
         for _ in threads.map(_do, calls):
             pass
@@ -70,20 +71,18 @@ class BackgroundPrefault:
             call()
 
 
-def _calls(pool: MemoryPool) -> list[Callable[[], object]]:
-    """Return calls that allocate a pool's pages piece by piece; none for GPU memory or where the C library lacks the
+def _calls(pool: MemoryPool) -> Iterator[Callable[[], object]]:
+    """Yield calls that allocate a pool's pages piece by piece; none for GPU memory or where the C library lacks the
     function."""
     libc = ctypes.CDLL(None)
     if pool.region.device != "cpu" or not hasattr(libc, "madvise"):
-        return []
+        return
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     page = os.sysconf("SC_PAGE_SIZE")
     start = -(-pool.region.address // page) * page
     stop = pool.region.address + pool.num_bytes
-    return [
-        partial(libc.madvise, address, min(PIECE_BYTES, stop - address), _MADV_POPULATE_WRITE)
-        for address in range(start, stop, PIECE_BYTES)
-    ]
+    for address in range(start, stop, PIECE_BYTES):
+        yield partial(libc.madvise, address, min(PIECE_BYTES, stop - address), _MADV_POPULATE_WRITE)
 
 
 def _do(call: Callable[[], object]) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from tandem.core.addresses import format_host
 from tandem.core.errors import TandemError
 from tandem.transfer.connection_server import SILENT_S, tune
 from tandem.transfer.interface import ReadState
@@ -34,8 +35,8 @@ buffers, so that the source need not read them while it still sends."""
 
 
 class SourceAddress(msgspec.Struct, frozen=True, array_like=True):
-    """Hold what a reader needs to connect to a source at one of its addresses. `nonce`: what the source there proves
-    itself with, as hex digits."""
+    """Hold what a reader needs to connect to a source at one of its addresses. `nonce`: the nonce of the source's
+    listener there, as hex digits."""
 
     host: Annotated[str, msgspec.Meta(min_length=1)]
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
@@ -51,7 +52,7 @@ class SourceAddresses(msgspec.Struct, frozen=True, array_like=True):
 @dataclass(slots=True, eq=False)
 class TcpPiece:
     """Hold the part of a read that one connection carries out. `request`: the bytes to send to the source. `spans`: the
-    local memory that receives the answer. `state`: set by the connection's thread when it writes to `spans` no more."""
+    local memory that receives the answer. `state`: set when no thread writes to `spans` any more."""
 
     request: bytes
     spans: Spans
@@ -74,9 +75,10 @@ class TcpLink:
     """Read from one source over `num_connections` connections to each of its `addresses`, which open in the background.
     Each piece of a read goes to the connection with the fewest bytes to receive.
 
-    When a connection fails, all end. Only an address that cannot be reached in the first place is left out, if another
-    one can. `problem`: why the connections have ended; empty while the link can be used. `security`: protection of the
-    connections. `open_access`: opens an access to the local pool for one thread. Only one thread may use the link.
+    When a connection fails, all end. Only if a connection cannot be opened, its address is left out for the life of
+    this link, as long as there is another address. `problem`: why the connections have ended; empty while the link can
+    be used. `security`: protection of the connections. `open_access`: opens an access to the local pool for one thread.
+    Only one thread may use the link.
     """
 
     def __init__(
@@ -147,17 +149,19 @@ class TcpLink:
             self._changed.notify_all()
 
     def _on_end(self, connection: _ReaderConnection, problem: str) -> None:
-        """Leave out a connection that never opened, if there are connections to another address; otherwise end the
-        link."""
+        """Leave out the address of a connection that never opened, if there is another one; otherwise end the link."""
         with self._changed:
-            others = [each for each in self._connections if each is not connection]
-            has_another_address = any(each.address != connection.address for each in others)
-            if self.problem or connection.is_open or not has_another_address:
+            if connection not in self._connections:  # its address was left out
+                return
+            siblings = [each for each in self._connections if each.address == connection.address]
+            others = [each for each in self._connections if each.address != connection.address]
+            if self.problem or not others or any(each.is_open for each in siblings):
                 self._fail(problem)
                 return
             self._connections = others
-            connection.abort()
-            _log.warning("KV is not read from %s, only from the source's other addresses: %s", connection, problem)
+            for each in siblings:
+                each.abort()
+        _log.warning("KV is not read from %s, only from the source's other addresses: %s", connection, problem)
 
 
 @dataclass(slots=True, eq=False)
@@ -187,7 +191,7 @@ class _ReaderConnection:
         self.thread = threading.Thread(target=self._run, name="tandem-kv-receive", daemon=True)
 
     def __str__(self) -> str:
-        return f"{self.address.host}:{self.address.port}"
+        return f"{format_host(self.address.host)}:{self.address.port}"
 
     def post(self, piece: TcpPiece) -> None:
         """Queue a piece; the caller holds `changed`, and has not aborted this connection."""

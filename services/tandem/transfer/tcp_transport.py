@@ -19,7 +19,7 @@ import numpy as np
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.engine.transfer_messages import TransportPeer, TransportRank
 from tandem.transfer.cuda_driver import CudaDriver
-from tandem.transfer.interface import BlockCopy, JoinedReads, PeerError, PostedRead, ReadState
+from tandem.transfer.interface import BlockCopy, PeerError, PostedRead, ReadState
 from tandem.transfer.memory_pool import MemoryPool, cuda_number
 from tandem.transfer.peer_layout import RankShare, check_copies, check_peer, decode_metadata, shares_of
 from tandem.transfer.pool_access import HostAccess, open_access
@@ -77,22 +77,42 @@ class _BlockRead:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _SelfTest:
-    """Read the test bytes of the own source, which must be `expected`, over a link of its own into `received`."""
+class _AddressTest:
+    """Read the test bytes of the own source at `host`, which must be `expected`, over a link of its own into
+    `received`."""
 
+    host: str
     link: TcpLink
     received: npt.NDArray[np.uint8]
     expected: bytes
     piece: TcpPiece
 
+    @property
+    def problem(self) -> str:
+        """Return why the test has failed; empty if it has not."""
+        if self.piece.state is ReadState.PENDING:
+            return ""
+        is_wrong = self.received.tobytes() != self.expected
+        return self.link.problem or ("other bytes arrived than were sent" if is_wrong else "")
+
+
+class _SelfTest:
+    """Poll the tests of all addresses as one read, which is DONE if one of them has succeeded."""
+
+    def __init__(self, tests: Sequence[_AddressTest]) -> None:
+        self.tests = tests
+
     def poll(self) -> ReadState:
-        """Return the state of the self-test. Raises PeerError with what is wrong with the connection to itself."""
-        state = self.piece.state
-        if state is not ReadState.PENDING and self.link.problem:
-            raise PeerError(f"the transport cannot read its own memory: {self.link.problem}")
-        if state is ReadState.DONE and self.received.tobytes() != self.expected:
-            return ReadState.FAILED
-        return state
+        """Return the state of the self-test. Raises PeerError with what is wrong if the test of each address has
+        failed."""
+        if state_of([test.piece for test in self.tests]) is ReadState.PENDING:
+            return ReadState.PENDING
+        problems = {test.host: test.problem for test in self.tests if test.problem}
+        if len(problems) == len(self.tests):
+            raise PeerError(f"the transport cannot read its own memory: {'; '.join(problems.values())}")
+        for host, problem in problems.items():
+            _log.warning("KV is not offered at %s, only at the other addresses: %s", host, problem)
+        return ReadState.DONE
 
 
 class TcpTransport:
@@ -132,7 +152,7 @@ class TcpTransport:
                 param = "transfer.network_devices" if device_hosts else "worker.host"
                 raise TandemError(ErrorKind.UNSUPPORTED, message, param=param) from error
         self._peers: dict[tuple[WorkerId, Incarnation], _Peer] = {}
-        self._tests: list[_SelfTest] = []
+        self._test = _SelfTest(())
 
     def __repr__(self) -> str:
         return f"TcpTransport({self._agent}, peers={[str(each.peer.worker) for each in self._peers.values()]})"
@@ -189,18 +209,18 @@ class TcpTransport:
         return read
 
     def post_self_test(self) -> PostedRead:
-        for test in self._tests:
+        for test in self._test.tests:
             test.link.end(_END_WAIT_S)
-        self._tests = [self._self_test(host, source) for host, source in self._sources.items()]
-        return JoinedReads(self._tests)
+        self._test = _SelfTest([self._test_address(host, source) for host, source in self._sources.items()])
+        return self._test
 
-    def _self_test(self, host: str, source: TcpSource) -> _SelfTest:
+    def _test_address(self, host: str, source: TcpSource) -> _AddressTest:
         # A new connection, because a source that accepts none any more must not pass.
         link = TcpLink([_address(_reachable(host), source)], 1, self._security, lambda: nullcontext(HostAccess()))
         received = np.zeros(TEST_BYTES, np.uint8)
         piece = TcpPiece(request_test(), span(received.ctypes.data, TEST_BYTES))
         link.post(piece)
-        return _SelfTest(link, received, source.test_bytes, piece)
+        return _AddressTest(host, link, received, source.test_bytes, piece)
 
     def progress(self) -> None:
         """Do nothing: threads of this transport answer peers."""
@@ -212,7 +232,7 @@ class TcpTransport:
         """End all connections, and wait a few seconds for their threads. Raises PeerError when a thread may still write
         to the pool."""
         links = [link for each in self._peers.values() for _, link in each.links]
-        links += [test.link for test in self._tests]
+        links += [test.link for test in self._test.tests]
         have_ended = [link.end(_CLOSE_S) for link in links]
         for source in self._sources.values():
             source.close(_CLOSE_S)

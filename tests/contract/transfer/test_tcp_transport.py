@@ -39,7 +39,7 @@ from tandem.transfer.tcp_source import TcpSource, request_blocks, request_test
 from tandem.transfer.tcp_transport import TcpTransport
 from tandem.worker.connection_security import connection_security
 from tests.certificates import Authority
-from tests.contract.transfer.conftest import Peer, Rig, connect, copies_of, reference, spawn_peer
+from tests.contract.transfer.conftest import GUARD_S, Peer, Rig, connect, copies_of, reference, spawn_peer
 from tests.contract.transfer.peer_process import Bytes
 from tests.memory_pools import memory_pool
 
@@ -450,6 +450,55 @@ def unreachable(how: str) -> Iterator[tuple[str, int]]:
         yield listener.getsockname()
 
 
+class HeldConnections:
+    """Hold back every connection of a reader with this `security` to an address of DEVICES until `decide` is called."""
+
+    def __init__(self) -> None:
+        self.security = ConnectionSecurity(connect=self._connect)
+        self._decided = {host: threading.Event() for host in DEVICES}
+        self._may_open: dict[str, bool] = {}
+
+    def decide(self, host: str, *, may_open: bool) -> None:
+        self._may_open[host] = may_open
+        self._decided[host].set()
+
+    def _connect(self, connection: socket.socket) -> socket.socket:
+        host = connection.getpeername()[0]
+        assert self._decided[host].wait(GUARD_S)
+        if not self._may_open[host]:
+            raise ConnectionRefusedError("refused by the test")
+        return connection
+
+
+@pytest.mark.parametrize("num_connections", [1, 2])
+def test_pieces_for_a_device_that_never_opens_go_to_the_other_one(opened: Open, num_connections: int) -> None:
+    held = HeldConnections()
+    source, theirs = opened(device_hosts=DEVICES)
+    reader, ours = opened("reader", num_connections=num_connections, security=held.security)
+    peer = source.describe(ME)
+    connect(reader, peer)
+    read = reader.post_read(peer, MANY)
+    held.decide(DEVICES[0], may_open=False)
+    assert read.poll() is ReadState.PENDING
+    held.decide(DEVICES[1], may_open=True)
+    assert Rig.settle(read) is ReadState.DONE
+    assert np.array_equal(ours, theirs)
+
+
+def test_pieces_that_wait_for_a_connection_fail_when_the_peer_is_disconnected(opened: Open) -> None:
+    held = HeldConnections()
+    source, _ = opened(device_hosts=DEVICES)
+    reader, ours = opened("reader", security=held.security)
+    peer, before = source.describe(ME), ours.copy()
+    connect(reader, peer)
+    read = reader.post_read(peer, MANY)
+    assert reader.disconnect(peer)
+    for host in DEVICES:
+        held.decide(host, may_open=True)
+    assert Rig.settle(read) is ReadState.FAILED
+    assert np.array_equal(ours, before)
+
+
 @pytest.mark.parametrize("how", ["closed", "silent", "stranger"])
 def test_a_device_that_cannot_be_reached_is_left_out(opened: Open, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     monkeypatch.setattr(tcp_reader, "CONNECT_S", 0.3)
@@ -492,10 +541,14 @@ def test_reads_go_on_over_the_other_device_when_one_is_lost(opened: Open) -> Non
     assert np.array_equal(ours, theirs)
 
 
-def test_a_self_test_notices_that_one_device_accepts_none(opened: Open) -> None:
+def test_a_self_test_passes_while_one_device_works(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
     source, _ = opened(device_hosts=DEVICES)
     assert Rig.settle(source.post_self_test()) is ReadState.DONE
+    assert not caplog.records
     shut(source._sources[DEVICES[1]]._server._listener)
+    assert Rig.settle(source.post_self_test()) is ReadState.DONE
+    assert f"not offered at {DEVICES[1]}" in caplog.text
+    shut(source._sources[DEVICES[0]]._server._listener)
     with pytest.raises(PeerError, match="cannot read its own memory"):
         Rig.settle(source.post_self_test())
 

@@ -141,7 +141,6 @@ def test_the_banner_has_every_address_and_at_most_twelve_lines(auth: str) -> Non
         (Config(), {"UCX_NET_DEVICES": "eth1"}, {"UCX_NET_DEVICES": "eth1"}),
         (Config(worker=WorkerConfig(host="0.0.0.0")), {}, {}),
         (Config(transfer=TransferConfig(require="rdma")), {}, {}),
-        (Config(transfer=TransferConfig(network_devices="mlx5_0")), {}, {}),
     ],
 )
 def test_kv_moves_over_loopback_only_unless_it_cannot(

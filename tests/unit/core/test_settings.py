@@ -156,7 +156,6 @@ def test_malformed_layers_are_refused() -> None:
         ({"model.device": "cuda", "transfer.backend": "local"}, "transfer.backend"),
         ({"transfer.nixl_backends": "UCX,GDS"}, "transfer.nixl_backends"),
         ({"transfer.nixl_backends": ""}, "transfer.nixl_backends"),
-        ({"transfer.backend": "local", "transfer.network_devices": "eth1"}, "transfer.network_devices"),
         ({"handoff.lease_s": 0}, "handoff.lease_s"),
         ({"handoff.lease_s": -1}, "handoff.lease_s"),
         ({"gateway.port": 65536}, "gateway.port"),

@@ -74,22 +74,34 @@ def test_the_vendor_of_a_card_is_read(tmp_path: Path) -> None:
 
 def test_the_ports_closest_to_each_gpu_are_named(tmp_path: Path) -> None:
     make_machine(tmp_path)
-    closest = "GPU 0000:1b:00.0: mlx5_0:1, mlx5_1:1"
+    closest = "the closest RDMA ports are GPU 0000:1b:00.0: mlx5_0:1, mlx5_1:1"
     found = check_network_devices(system(tmp_path, {}), TransferConfig())
-    assert_fine(found, "network-devices", f"KV moves over the closest RDMA ports: {closest}")
+    assert_fine(found, "network-devices", f"UCX chooses among all devices; {closest}")
     found = check_network_devices(system(tmp_path, {}, UCX_NET_DEVICES="mlx5_3:1"), TransferConfig())
-    assert_fine(found, "network-devices", f"UCX_NET_DEVICES=mlx5_3:1 decides; the closest RDMA ports are {closest}")
+    assert_fine(found, "network-devices", f"UCX_NET_DEVICES=mlx5_3:1 decides; {closest}")
     found = check_network_devices(system(tmp_path, {}), TransferConfig(network_devices="mlx5_3"))
-    assert_fine(found, "network-devices", "KV moves over mlx5_3:1 only")
+    assert_fine(found, "network-devices", "UCX uses, mlx5_3:1")
+    assert_skips(
+        check_network_devices(system(tmp_path, {}), TransferConfig(backend="local")), "network-devices", "local"
+    )
 
 
-def test_devices_that_are_missing_or_differ_from_ucx_s_are_reported(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("names", "devices", "problem"),
+    [
+        ("eth7", "", "eth7 is neither"),
+        ("eth7,mlx5_0", "", "this machine lacks eth7"),
+        ("mlx5_4,mlx5_0", "", "this machine lacks mlx5_4, or its port is down"),
+        ("mlx5_0", "lo", "UCX_NET_DEVICES=lo differs"),
+    ],
+)
+def test_devices_that_are_missing_or_differ_from_those_of_ucx_are_reported(
+    tmp_path: Path, names: str, devices: str, problem: str
+) -> None:
     make_machine(tmp_path)
-    missing, different = ("eth7", "", "no network device eth7"), ("eth0", "lo", "UCX_NET_DEVICES=lo differs")
-    for names, devices, problem in (missing, different):
-        environ = {"UCX_NET_DEVICES": devices} if devices else {}
-        found = check_network_devices(system(tmp_path, {}, **environ), TransferConfig(network_devices=names))
-        assert_fails(found, "network-devices", problem, "correct transfer.network_devices")
+    environ = {"UCX_NET_DEVICES": devices} if devices else {}
+    found = check_network_devices(system(tmp_path, {}, **environ), TransferConfig(network_devices=names))
+    assert_fails(found, "network-devices", problem, "correct transfer.network_devices")
 
 
 def test_without_gpus_and_names_the_devices_are_not_checked(tmp_path: Path) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import mmap
 import re
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tandem.transfer import prefault as prefault_module
 from tandem.transfer.memory_pool import MemoryPool
 from tandem.transfer.prefault import PIECE_BYTES, BackgroundPrefault, prefault
 from tests.memory_pools import memory_pool
@@ -61,12 +64,26 @@ def test_a_thread_allocates_the_rest_of_a_pool(memory: np.ndarray) -> None:
     assert background.stop(0.0)
 
 
-def test_a_thread_that_is_stopped_allocates_no_more(memory: np.ndarray) -> None:
+def test_a_thread_that_is_stopped_allocates_no_more(memory: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     background = BackgroundPrefault(pool_over(memory))
-    assert background.stop(0.0)
+    calls, has_begun, may_end = prefault_module._calls, threading.Event(), threading.Event()
+
+    def held(pool: MemoryPool) -> Iterator[Callable[[], object]]:
+        for call in calls(pool):
+            yield call
+            has_begun.set()
+            may_end.wait(60.0)
+
+    monkeypatch.setattr(prefault_module, "_calls", held)
     background.start()
-    background._thread.join(60.0)
-    assert resident_bytes(memory.ctypes.data) == 0
+    assert has_begun.wait(60.0) and not background.stop(0.0)
+    may_end.set()
+    assert background.stop(60.0)
+    assert PIECE_BYTES <= resident_bytes(memory.ctypes.data) < memory.nbytes
+
+
+def test_a_thread_that_was_not_started_is_stopped(memory: np.ndarray) -> None:
+    assert BackgroundPrefault(pool_over(memory)).stop(0.0)
 
 
 def test_a_pool_on_another_device_is_left_alone(memory: np.ndarray) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
-from tandem.core.addresses import format_host
+from tandem.core.addresses import format_host, is_loopback
 from tandem.core.clock import Clock, SystemClock
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
@@ -19,9 +19,8 @@ from tandem.core.ids import WorkerRef
 from tandem.engine.transfer_messages import Event, TransportPeer
 from tandem.runtime.kv_cache import KVCache
 from tandem.transfer.auto_transport import AutoTransport, has_rdma, reach_of
-from tandem.transfer.cuda_driver import CudaDriver
 from tandem.transfer.interface import KVTransfer, PeerError, ReadState, Transport
-from tandem.transfer.memory_pool import MemoryPool, agent_name, cuda_number
+from tandem.transfer.memory_pool import MemoryPool, agent_name
 from tandem.transfer.multi_rank_transfer import MultiRankTransfer
 from tandem.transfer.network_devices import find_devices, interface_address, ucx_environment
 from tandem.transfer.nixl_transport import NixlTransport
@@ -46,23 +45,25 @@ the memory `pool` and under the name `agent`."""
 def open_transport(config: Config, pool: MemoryPool, agent: str) -> Transport:
     """Open and return the transport that `transfer.backend` names. It reads into `pool`, and lets other workers read
     `pool` under the agent name `agent`. With `auto` it uses TCP alone where NIXL does not work. Raises TandemError when
-    this machine does not support the transport, or lacks a device that `transfer.network_devices` names."""
-    backend, device = config.transfer.backend, pool.region.device
+    this machine does not support the transport, or has none of the devices that `transfer.network_devices` names, or
+    where `worker.host` is a loopback address although devices are named: such a worker may lack authentication."""
+    backend, names = config.transfer.backend, config.transfer.network_device_names
     if backend == "local":
         return ProcessVmTransport(pool, agent)
-    devices = find_devices(config.transfer.network_device_names)
+    if names and is_loopback(config.worker.host):
+        message = f"workers at {config.worker.host} are for this machine only: set worker.host, or name no devices"
+        raise TandemError(ErrorKind.UNSUPPORTED, message, param="transfer.network_devices")
+    devices = find_devices(names)
     if backend != "tcp":
-        number = cuda_number(device)
-        pci_address = None if number is None else CudaDriver().pci_address(number)
-        os.environ.update(ucx_environment(devices, pci_address, os.environ))
+        os.environ.update(ucx_environment(devices, os.environ))
     if backend == "nixl":
         return NixlTransport(pool, agent, config.transfer.nixl_backend_names)
     security = connection_security(config.cluster, SystemClock())
-    hosts = [interface_address(name) for name in devices.interfaces]
+    hosts = list(dict.fromkeys(map(interface_address, devices.interfaces)))
     tcp = TcpTransport(pool, agent, config.worker.host, security, device_hosts=hosts)
     if backend == "tcp":
         return tcp
-    machine = reach_of(device)
+    machine = reach_of(pool.region.device)
     try:
         nixl = _working(NixlTransport(pool, agent, config.transfer.nixl_backend_names))
     except TandemError as error:
