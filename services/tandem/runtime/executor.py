@@ -16,7 +16,7 @@ from tandem.core.errors import TandemError
 from tandem.core.events import SampledToken
 from tandem.core.ids import BlockId, SeqId
 from tandem.kv.handoff import BlockDigest
-from tandem.runtime.input_batch import build_batch
+from tandem.runtime.input_batch import BatchBuilder
 from tandem.runtime.kv_cache import KVCache
 from tandem.runtime.logits_processor import LogitsProcessor
 from tandem.runtime.models.causal import CausalModel
@@ -156,6 +156,12 @@ class TorchExecutor(BaseExecutor):
 
     Implements `engine.ports.Executor`. Its arguments are those of `BaseExecutor`."""
 
+    def __init__(
+        self, model: CausalModel, cache: KVCache, max_model_len: int, grammars: LlguidanceMasks | None = None
+    ) -> None:
+        super().__init__(model, cache, max_model_len, grammars)
+        self._batches = BatchBuilder(self.layout.block_size)
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Execute one step plan to its end and return the results of its slices, in the plan's order.
 
@@ -190,10 +196,9 @@ class TorchExecutor(BaseExecutor):
 
     def _forward(self, slices: Sequence[PreparedSlice]) -> tuple[torch.Tensor, list[int]]:
         """Return hidden rows `[T, hidden]` and the indices of the rows to sample from, see `Batch.sampled_rows`."""
-        block_size = self.layout.block_size
         pieces = [prepared.piece for prepared in slices]
-        self.cache.clear([block for piece in pieces for block in partly_filled(piece, block_size)])
-        batch = build_batch(pieces, [prepared.tokens for prepared in slices], block_size)
+        self.cache.clear([block for piece in pieces for block in partly_filled(piece, self.layout.block_size)])
+        batch = self._batches.build(pieces, [prepared.tokens for prepared in slices])
         hidden = self.model.forward(batch, self.cache)
         return hidden, batch.sampled_rows
 

@@ -6,7 +6,7 @@ import torch
 
 from tandem.core.ids import BlockId, SeqId
 from tandem.core.request import SamplingParams
-from tandem.runtime.input_batch import build_batch
+from tandem.runtime.input_batch import BatchBuilder, build_batch
 from tandem.sched.state.step_plan import Sampling, ScheduledSlice
 
 SAMPLING = Sampling(SamplingParams(max_tokens=4), choice=0, index=0)
@@ -45,3 +45,16 @@ def test_every_tensor_is_what_kernels_read() -> None:
     )
     assert all(tensor.dtype == torch.int64 and tensor.is_contiguous() for tensor in longs)
     assert all(tensor.dtype == torch.int32 and tensor.is_contiguous() for tensor in ints)
+
+
+def test_consecutive_decodes_share_memory_and_other_batches_do_not() -> None:
+    builder = BatchBuilder(4)
+    first = builder.build([piece(5, (50,), (7, 3), samples=True)], [(50,)])
+    second = builder.build([piece(6, (51,), (7, 3), samples=True)], [(51,)])
+    assert second.tokens.data_ptr() == first.tokens.data_ptr()
+    assert (second.tokens.tolist(), second.positions.tolist(), second.slots.tolist()) == ([51], [6], [14])
+    assert second.attention.context_lens.tolist() == [7]
+    longer = builder.build([piece(8, (52,), (7, 3, 9), samples=True)], [(52,)])
+    assert (longer.slots.tolist(), longer.attention.block_tables.tolist()) == ([36], [[7, 3, 9]])
+    two = builder.build([piece(9, (53, 54), (7, 3, 9), samples=True)], [(53, 54)])
+    assert (two.tokens.tolist(), two.positions.tolist(), two.sampled_rows) == ([53, 54], [9, 10], [1])
