@@ -13,7 +13,13 @@ from tandem.core.config import TransferConfig
 from tandem.core.errors import TandemError
 from tandem.doctor.finding import Finding, fail, format_version, ok, skip, warn, wrong
 from tandem.doctor.system import System
-from tandem.transfer.network_devices import closest_rdma_ports, find_devices, interface_address, ucx_environment
+from tandem.transfer.network_devices import (
+    NEITHER,
+    closest_rdma_ports,
+    find_devices,
+    interface_address,
+    ucx_environment,
+)
 
 _CLASS = "/sys/class/infiniband"
 _GPUS = "/proc/driver/nvidia/gpus"
@@ -141,21 +147,19 @@ def check_network_devices(system: System, transfer: TransferConfig) -> Finding:
     """Return a finding on whether this machine has the devices that `transfer.network_devices` names; if it names none,
     on the RDMA ports that are closest to each GPU, which would be the ones to name."""
     root = system.path("/")
-    names = transfer.network_device_names
     if transfer.backend == "local":
         return skip("network-devices", "transfer.backend is local, which uses no network")
     try:
-        found = find_devices(names, root)
+        found = find_devices(transfer.network_device_names, root)
         if transfer.backend != "tcp":
             ucx_environment(found, system.environ)  # raises where the two differ
         addresses = [f"{name} ({interface_address(name)})" for name in found.interfaces]
     except TandemError as error:
         return fail("network-devices", error.message, _NAME_DEVICES)
-    missing = [name for name in names if not any(name in (each, each.partition(":")[0]) for each in found.names)]
-    if missing:
-        return fail("network-devices", f"this machine lacks {', '.join(missing)}, or its port is down", _NAME_DEVICES)
+    if found.missing:
+        return fail("network-devices", f"this machine lacks {', '.join(found.missing)} ({NEITHER})", _NAME_DEVICES)
     if found.names:
-        return ok("network-devices", f"KV is offered at, and UCX uses, {', '.join((*found.rdma_ports, *addresses))}")
+        return ok("network-devices", f"this machine has {', '.join((*found.rdma_ports, *addresses))}")
     closest = {gpu: closest_rdma_ports(gpu, root) for gpu in system.names(_GPUS)}
     if not any(closest.values()):
         return skip("network-devices", "transfer.network_devices is empty, and no GPU has an RDMA port beside it")

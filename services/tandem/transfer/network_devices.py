@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import ipaddress
-import logging
 import socket
 import struct
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from tandem.core.errors import ErrorKind, TandemError
 
-_log = logging.getLogger(__name__)
+NEITHER = "neither an interface nor an RDMA device with an active port"
 _SETTING = "transfer.network_devices"
 _SIOCGIFADDR = 0x8915
 """Request of `ioctl` for the first IPv4 address of an interface."""
@@ -28,10 +27,12 @@ _GLOBAL_SCOPE, _PERMANENT = "00", 0x80
 
 @dataclass(frozen=True, slots=True)
 class NetworkDevices:
-    """Hold the devices that `transfer.network_devices` names: `interfaces`, and `rdma_ports` such as `mlx5_0:1`."""
+    """Hold the devices that `transfer.network_devices` names: `interfaces`, and `rdma_ports` such as `mlx5_0:1`.
+    `missing`: names of devices that this machine lacks or whose ports are down."""
 
     interfaces: tuple[str, ...] = ()
     rdma_ports: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -42,13 +43,11 @@ def find_devices(names: Sequence[str], root: Path = Path("/")) -> NetworkDevices
     """Sort device names into interfaces and RDMA ports. An RDMA device without a port stands for its active ports, and
     a name that is both an interface and an RDMA device stands for both.
 
-    Devices that this machine lacks, or whose ports are down, are left out with a warning, so that a worker with several
-    devices starts without one of them. `root`: directory under which `sys` is found. Raises TandemError if none is
-    left.
+    `root`: directory under which `sys` is found. Raises TandemError if this machine has none of the named devices.
     """
     interfaces: dict[str, None] = {}
     rdma_ports: dict[str, None] = {}
-    problems = []
+    missing = []
     active = active_rdma_ports(root)
     for name in names:
         ports = [port for port in active if name in (port, port.partition(":")[0])]
@@ -56,12 +55,12 @@ def find_devices(names: Sequence[str], root: Path = Path("/")) -> NetworkDevices
         rdma_ports |= dict.fromkeys(ports)
         interfaces |= dict.fromkeys([name] if is_interface else [])
         if not ports and not is_interface:
-            problems.append(f"{name} is neither an interface nor an RDMA device with an active port")
+            missing.append(name)
     if names and not interfaces and not rdma_ports:
-        raise _refused(f"{'; '.join(problems)} (`ip link` and `rdma link` show what this machine has)")
-    for problem in problems:
-        _log.warning("%s is used without one of its devices: %s", _SETTING, problem)
-    return NetworkDevices(tuple(interfaces), tuple(rdma_ports))
+        raise _refused(
+            f"this machine lacks {', '.join(missing)} ({NEITHER}; `ip link` and `rdma link` show what it has)"
+        )
+    return NetworkDevices(tuple(interfaces), tuple(rdma_ports), tuple(missing))
 
 
 def active_rdma_ports(root: Path = Path("/")) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import islice
+from operator import call
 
 from tandem.transfer.memory_pool import MemoryPool
 
@@ -41,7 +42,7 @@ def prefault(pool: MemoryPool, num_threads: int, max_bytes: int | None = None) -
     """
     calls = islice(_calls(pool), None if max_bytes is None else max_bytes // PIECE_BYTES)
     with ThreadPoolExecutor(num_threads, thread_name_prefix="tandem-pages") as threads:
-        for _ in threads.map(_do, calls):
+        for _ in threads.map(call, calls):
             pass
 
 
@@ -65,10 +66,10 @@ class BackgroundPrefault:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        for call in _calls(self._pool):
+        for populate in _calls(self._pool):
             if self._has_stopped.is_set():
                 return
-            call()
+            populate()
 
 
 def _calls(pool: MemoryPool) -> Iterator[Callable[[], object]]:
@@ -83,7 +84,3 @@ def _calls(pool: MemoryPool) -> Iterator[Callable[[], object]]:
     stop = pool.region.address + pool.num_bytes
     for address in range(start, stop, PIECE_BYTES):
         yield partial(libc.madvise, address, min(PIECE_BYTES, stop - address), _MADV_POPULATE_WRITE)
-
-
-def _do(call: Callable[[], object]) -> None:
-    call()

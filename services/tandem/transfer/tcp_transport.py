@@ -25,7 +25,7 @@ from tandem.transfer.peer_layout import RankShare, check_copies, check_peer, dec
 from tandem.transfer.pool_access import HostAccess, open_access
 from tandem.transfer.socket_memory import block_spans, span
 from tandem.transfer.tcp_handshake import ConnectionSecurity
-from tandem.transfer.tcp_reader import SourceAddress, SourceAddresses, TcpLink, TcpPiece, state_of
+from tandem.transfer.tcp_reader import MAX_ADDRESSES, SourceAddress, SourceAddresses, TcpLink, TcpPiece, state_of
 from tandem.transfer.tcp_source import MAX_RUNS, TEST_BYTES, TcpSource, request_blocks, request_test
 
 if TYPE_CHECKING:
@@ -140,6 +140,9 @@ class TcpTransport:
         self._security = security or ConnectionSecurity()
         self._driver = None if cuda_number(pool.region.device) is None else CudaDriver()
         self._num_connections = num_connections
+        if len(device_hosts) > MAX_ADDRESSES:
+            message = f"the TCP transport listens at {MAX_ADDRESSES} devices at most, not at {len(device_hosts)}"
+            raise TandemError(ErrorKind.UNSUPPORTED, message, param="transfer.network_devices")
         self._device_hosts = tuple(device_hosts)
         self._sources: dict[str, TcpSource] = {}
         for each in self._device_hosts or (host,):

@@ -557,3 +557,9 @@ def test_an_address_of_another_machine_is_refused(opened: Open) -> None:
     with pytest.raises(TandemError, match=r"cannot listen on 192\.0\.2\.1") as error:
         opened(device_hosts=("127.0.0.1", "192.0.2.1"))
     assert error.value.param == "transfer.network_devices"
+
+
+def test_more_devices_than_readers_accept_are_refused(opened: Open) -> None:
+    hosts = [f"127.0.0.{number}" for number in range(1, tcp_reader.MAX_ADDRESSES + 2)]
+    with pytest.raises(TandemError, match="16 devices at most, not at 17"):
+        opened(device_hosts=hosts)

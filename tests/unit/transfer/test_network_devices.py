@@ -32,30 +32,30 @@ def test_names_are_interfaces_and_rdma_ports(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "ports", "interfaces"),
+    ("names", "ports", "interfaces", "missing"),
     [
-        (("eth0", "eth7"), (), ("eth0",)),
-        (("mlx5_4", "mlx5_1"), ("mlx5_1:1",), ()),
-        (("mlx5_0", "mlx5_0:1", "eth1", "eth1"), ("mlx5_0:1",), ("eth1",)),
+        (("eth0", "eth7"), (), ("eth0",), ("eth7",)),
+        (("mlx5_4", "mlx5_1"), ("mlx5_1:1",), (), ("mlx5_4",)),
+        (("mlx5_0", "mlx5_0:1", "eth1", "eth1"), ("mlx5_0:1",), ("eth1",), ()),
     ],
 )
 def test_a_device_that_is_missing_or_down_is_left_out_and_none_counts_twice(
-    root: Path, names: tuple[str, ...], ports: tuple[str, ...], interfaces: tuple[str, ...]
+    root: Path, names: tuple[str, ...], ports: tuple[str, ...], interfaces: tuple[str, ...], missing: tuple[str, ...]
 ) -> None:
-    assert find_devices(names, root) == NetworkDevices(interfaces, ports)
+    assert find_devices(names, root) == NetworkDevices(interfaces, ports, missing)
 
 
 def test_a_name_that_is_both_stands_for_both(root: Path) -> None:
     (root / "sys/class/net/mlx5_0").mkdir()
     (root / "sys/class/net/bonding_masters").write_text("")
     assert find_devices(("mlx5_0",), root) == NetworkDevices(("mlx5_0",), ("mlx5_0:1",))
-    with pytest.raises(TandemError, match="bonding_masters is neither"):
+    with pytest.raises(TandemError, match="lacks bonding_masters"):
         find_devices(("bonding_masters",), root)
 
 
 @pytest.mark.parametrize("names", [("eth7",), ("mlx5_4",), ("mlx5_0:2", "eth9")])
 def test_a_worker_without_any_of_its_devices_is_refused(root: Path, names: tuple[str, ...]) -> None:
-    with pytest.raises(TandemError, match=f"{names[-1]} is neither") as error:
+    with pytest.raises(TandemError, match=f"this machine lacks {', '.join(names)}") as error:
         find_devices(names, root)
     assert error.value.param == "transfer.network_devices"
 

@@ -22,7 +22,7 @@ from tandem.transfer.auto_transport import AutoTransport, has_rdma, reach_of
 from tandem.transfer.interface import KVTransfer, PeerError, ReadState, Transport
 from tandem.transfer.memory_pool import MemoryPool, agent_name
 from tandem.transfer.multi_rank_transfer import MultiRankTransfer
-from tandem.transfer.network_devices import find_devices, interface_address, ucx_environment
+from tandem.transfer.network_devices import NEITHER, find_devices, interface_address, ucx_environment
 from tandem.transfer.nixl_transport import NixlTransport
 from tandem.transfer.process_vm_transport import ProcessVmTransport
 from tandem.transfer.tcp_transport import TcpTransport
@@ -54,6 +54,8 @@ def open_transport(config: Config, pool: MemoryPool, agent: str) -> Transport:
         message = f"workers at {config.worker.host} are for this machine only: set worker.host, or name no devices"
         raise TandemError(ErrorKind.UNSUPPORTED, message, param="transfer.network_devices")
     devices = find_devices(names)
+    for name in devices.missing:
+        _log.warning("KV moves without %s, which is %s", name, NEITHER)
     if backend != "tcp":
         os.environ.update(ucx_environment(devices, os.environ))
     if backend == "nixl":
