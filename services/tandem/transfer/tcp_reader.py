@@ -119,7 +119,10 @@ class TcpLink:
                 piece.state = ReadState.FAILED
                 return
             usable = [each for each in self._connections if each.is_open] or self._connections
-            min(usable, key=lambda each: each.num_waiting_bytes).post(piece)
+            chosen = min(usable, key=lambda each: each.num_waiting_bytes)
+            # Among connections with equally few bytes, the one that was used least recently is next.
+            self._connections = [*(each for each in self._connections if each is not chosen), chosen]
+            chosen.post(piece)
 
     def look(self) -> None:
         """Check whether the source has ended one of the connections while nothing is read over it. If so, end the link
