@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from tandem.gateway.text.detokenizer import Detokenizer, StopMatcher
+from tandem.gateway.text.detokenizer import Detokenizer, StopMatcher, TokenTexts
 from tests.effort import effort
 
 SPECIAL = frozenset({0, 1, 2})
@@ -38,10 +38,15 @@ def cut(text: str, stops: list[str], least: int = 0) -> str:
 
 
 def run(tokenizer: Tokenizer, ids: list[int], stops: list[str]) -> tuple[list[str], bool]:
-    detokenizer = Detokenizer(tokenizer, SPECIAL, stops)
-    pieces = [detokenizer.push(token) for token in ids]
-    pieces.append(detokenizer.finish())
-    return pieces, detokenizer.stopped
+    """Return the pieces of the text, and whether a stop string was found; both are the same with texts of tokens."""
+    results = []
+    for texts in (None, TokenTexts.of(tokenizer)):
+        detokenizer = Detokenizer(tokenizer, SPECIAL, stops, texts=texts)
+        pieces = [detokenizer.push(token) for token in ids]
+        pieces.append(detokenizer.finish())
+        results.append((pieces, detokenizer.stopped, detokenizer.num_chars))
+    assert results[0] == results[1]
+    return results[1][:2]
 
 
 @st.composite
@@ -153,6 +158,14 @@ def test_invalid_bytes_are_not_held_back_for_ever(tokenizer: Tokenizer, num_bad:
         assert waiting < 8
 
 
+def test_only_tokens_with_complete_characters_have_texts(tokenizer: Tokenizer) -> None:
+    texts = TokenTexts.of(tokenizer)
+    assert texts is not None
+    first, second, letter = (token_of(tokenizer, byte) for byte in (*"é".encode(), ord("x")))
+    assert [texts[first], texts[second], texts[letter]] == ["", "", "x"]
+    assert {*texts} == {first, second, letter}, "each is decoded once"
+
+
 def test_special_tokens_have_no_text_and_do_not_pile_up(tokenizer: Tokenizer) -> None:
     detokenizer = Detokenizer(tokenizer, SPECIAL)
     assert {detokenizer.push(1) for _ in range(5000)} == {""}
@@ -190,7 +203,7 @@ def test_sentencepiece_keeps_inner_spaces_and_joins_byte_tokens() -> None:
 
 
 def run_plain(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    detokenizer = Detokenizer(tokenizer, frozenset())
+    detokenizer = Detokenizer(tokenizer, frozenset(), texts=TokenTexts.of(tokenizer))
     return [*(detokenizer.push(token) for token in ids), detokenizer.finish()]
 
 

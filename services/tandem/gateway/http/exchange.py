@@ -122,24 +122,28 @@ class Exchange(Request):
         response is complete.
 
         Returns when `work` has ended, also where it was cancelled, and raises what it raised. Call this after the body
-        was read, because it consumes all further messages of the client."""
-        connected = asyncio.timeout(None)
-        watcher = asyncio.ensure_future(self._end_at_disconnect(connected))
+        was read, because it consumes all further messages of the client.
+
+        `work` runs in a task of its own, because each token resumes all coroutines of its task, from the outermost on,
+        and a request's task has eight more of them around `work`."""
+        task = asyncio.ensure_future(work)
+        watcher = asyncio.ensure_future(self._cancel_at_disconnect(task))
         try:
-            async with connected:
-                await work
-        except TimeoutError:
-            if not connected.expired():
+            await task
+        except asyncio.CancelledError:
+            this_task = asyncio.current_task()
+            if not watcher.done() or (this_task is not None and this_task.cancelling()):
                 raise
         finally:
             watcher.cancel()
+            del task, watcher  # exceptions refer to this frame, and both tasks to exceptions: a cycle
 
-    async def _end_at_disconnect(self, connected: asyncio.Timeout) -> None:
+    async def _cancel_at_disconnect(self, task: asyncio.Future[None]) -> None:
         while (await self.receive())["type"] != "http.disconnect":
             pass
         # A server reports a disconnect also after a complete response, when the work may still be cleaning up.
         if not self.complete:
-            connected.reschedule(asyncio.get_running_loop().time())
+            task.cancel()
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -229,11 +233,11 @@ class EventStream:
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._held = bytearray()
+        self._held = b""
 
     async def open(self, headers: Mapping[str, str]) -> None:
         """Send the head of the response, with status 200, the headers of an event stream, and `headers`."""
-        self._exchange.late_error = lambda error: bytes(self._held + _frame(error_body(error)))
+        self._exchange.late_error = lambda error: self._held + _frame(error_body(error))
         await self._exchange.begin({**_EVENT_HEADERS, **headers})
 
     async def heartbeat(self, headers: Mapping[str, str]) -> None:
@@ -249,20 +253,18 @@ class EventStream:
         `more_follow`: the caller will send further events without waiting. The given events are then held and written
         together with the next ones, or once 16 KiB are held, because a write is half of the cost of a token.
         """
-        for event in events:
-            self._held += _frame(event)
-        if self._held and (not more_follow or len(self._held) >= _FULL_BYTES):
-            await self._exchange.write(self._take_held(), more=True)
+        ready = b"".join((self._held, *map(_frame, events)))
+        if more_follow and len(ready) < _FULL_BYTES:
+            self._held = ready
+        elif ready:
+            self._held = b""
+            await self._exchange.write(ready, more=True)
 
     async def close(self, *events: bytes) -> None:
         """Send all held events, `events` and `[DONE]`, which marks a complete stream, and end the response."""
-        last = b"".join(map(_frame, (*events, b"[DONE]")))
-        await self._exchange.write(self._take_held() + last, more=False)
-
-    def _take_held(self) -> bytes:
-        held = bytes(self._held)
-        self._held.clear()
-        return held
+        last = b"".join((self._held, *map(_frame, (*events, b"[DONE]"))))
+        self._held = b""
+        await self._exchange.write(last, more=False)
 
 
 def _frame(event: bytes) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
 
 _MAX_HELD_TOKENS = 8
 """Tokens whose text may wait for a complete character. Longer runs are garbage, and waiting would cost quadratic
@@ -88,18 +89,50 @@ def _failure_table(stop: str) -> Sequence[int]:
     return table
 
 
+class TokenTexts(dict[int, str]):
+    """Decode each token on its own once, and keep its text: empty for a token whose bytes are no complete characters.
+
+    Only for a tokenizer with the decoder ByteLevel, where the text of tokens is their bytes one after the other."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self._tokenizer = tokenizer
+
+    def __missing__(self, token: int) -> str:
+        text = self._tokenizer.decode([token], skip_special_tokens=False)
+        return self.setdefault(token, "" if _REPLACEMENT in text else text)
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> TokenTexts | None:
+        """Return the texts of a tokenizer; None where the text of a token may depend on the tokens around it."""
+        return cls(tokenizer) if isinstance(tokenizer.decoder, ByteLevel) else None
+
+
 class Detokenizer:
     """Turn the output tokens of one choice into text as they arrive, and cut it at the first stop string.
 
     The results of `push` and `finish` concatenate to the decoded output. A character is returned once all of its bytes
-    have arrived. `special`: ids of tokens without text. `include_stop`: the stop string itself is returned too.
-    `min_tokens`: stop strings that are complete within the first `min_tokens` tokens are ordinary text.
+    have arrived. `special`: ids of tokens without text. `texts`: the texts of single tokens, if the tokenizer has them.
+    `include_stop`: the stop string itself is returned too. `min_tokens`: stop strings that are complete within the
+    first `min_tokens` tokens are ordinary text.
 
     The detokenizer keeps a window of tokens: the last tokens whose text was returned, for context, and the tokens whose
-    text waits for a complete character. `tokenizers.decoders.DecodeStream` is not used: it cannot flush, raises where a
-    decoder rewrites earlier text, and decodes ever more tokens while the text ends in an invalid byte."""
+    text waits for a complete character. Where none waits, a token with a text of its own needs no window: decoding the
+    window twice took a tenth of the gateway's time of a token. `tokenizers.decoders.DecodeStream` is not used: it
+    cannot flush, raises where a decoder rewrites earlier text, and decodes ever more tokens while the text ends in an
+    invalid byte."""
 
-    __slots__ = ("_num_context", "_num_left", "_shown", "_special", "_stops", "_tokenizer", "_window", "num_chars")
+    __slots__ = (
+        "_num_context",
+        "_num_left",
+        "_shown",
+        "_special",
+        "_stops",
+        "_texts",
+        "_tokenizer",
+        "_window",
+        "num_chars",
+    )
 
     def __init__(
         self,
@@ -107,13 +140,15 @@ class Detokenizer:
         special: frozenset[int],
         stops: Sequence[str] = (),
         *,
+        texts: TokenTexts | None = None,
         include_stop: bool = False,
         min_tokens: int = 0,
     ) -> None:
         self._tokenizer = tokenizer
+        self._texts = texts
         self._special = special
         self._num_left = min_tokens + 1  # tokens up to the first that may complete a stop string, itself included
-        self._stops = StopMatcher(stops, include=include_stop)
+        self._stops = StopMatcher(stops, include=include_stop) if stops else None
         self._window: list[int] = []
         self._num_context = 0  # tokens at the front of the window whose text was decoded before
         self._shown = 0  # characters of the decoded window that went on to the stop strings
@@ -123,14 +158,20 @@ class Detokenizer:
     @property
     def stopped(self) -> bool:
         """Return whether a stop string was found; there is no text after it."""
-        return self._stops.stopped
+        return self._stops is not None and self._stops.stopped
 
     def push(self, token: int) -> str:
         """Add a token; return the text that it completes, which is empty for special tokens, for text that is held
         back, and after a stop string."""
-        self._num_left -= self._num_left > 0
+        if self._num_left:
+            self._num_left -= 1
         if token in self._special or self.stopped:
             return ""
+        if self._texts is not None and self._num_context == len(self._window) and (text := self._texts[token]):
+            if self._window:
+                self._window, self._num_context, self._shown = [], 0, 0
+            self.num_chars += len(text)
+            return self._released(text)
         self._window.append(token)
         text = self._decode(self._window)
         end = len(text) - text.endswith(_REPLACEMENT)
@@ -145,6 +186,8 @@ class Detokenizer:
         text = self._decode(self._window)
         tail, self._window, self._shown, self._num_context = text[self._shown :], [], 0, 0
         self.num_chars += len(tail)
+        if self._stops is None:
+            return tail
         return self._stops.feed(tail, may_stop=not self._num_left) + self._stops.release()
 
     def _take(self, text: str, end: int, *, context: int) -> str:
@@ -156,7 +199,11 @@ class Detokenizer:
         self._num_context = len(self._window) if complete else 0
         kept = self._decode(self._window)
         self._shown = len(kept) - (not complete and kept.endswith(_REPLACEMENT))
-        return self._stops.feed(delta, may_stop=not self._num_left)
+        return self._released(delta)
+
+    def _released(self, text: str) -> str:
+        """Return what of the next text of the choice, and of the text before it, cannot belong to a stop string."""
+        return text if self._stops is None else self._stops.feed(text, may_stop=not self._num_left)
 
     def _decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=False)

@@ -14,7 +14,7 @@ from tandem.core.bundle import TokenizerBundle
 from tandem.core.clock import wall_ns
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.gateway.text.chat_template import ChatTemplate, GenerationPrompt
-from tandem.gateway.text.detokenizer import Detokenizer
+from tandem.gateway.text.detokenizer import Detokenizer, TokenTexts
 
 _CHARS_PER_TOKEN = 4
 """Characters per allowed token up to which a text is encoded without counting first: the usual number in prose, so that
@@ -110,6 +110,7 @@ class TextModel:
         sampling values that the model recommends."""
         self.digest = digest or bundle.digest
         self._tokenizer = _tokenizer(bundle.tokenizer_json)
+        self._texts = TokenTexts.of(self._tokenizer)
         config = _json_object(bundle.generation_config_json, "generation config")
         self._special_tokens = _json_object(bundle.special_tokens_json, "special tokens")
         self.template = ChatTemplate(bundle.chat_template, _token_strings(self._special_tokens), now_ns=now_ns)
@@ -187,7 +188,9 @@ class TextModel:
         """Return a new Detokenizer for one choice; `stops`, `include_stop` and `min_tokens` are its parameters.
         `skip_special_tokens`: special tokens have no text, except those in `shown`."""
         special = self._special - shown if skip_special_tokens else frozenset[int]()
-        return Detokenizer(self._tokenizer, special, stops, include_stop=include_stop, min_tokens=min_tokens)
+        return Detokenizer(
+            self._tokenizer, special, stops, texts=self._texts, include_stop=include_stop, min_tokens=min_tokens
+        )
 
     def knows(self, text: str) -> bool:
         """Return whether the text is one token of the vocabulary."""
