@@ -34,14 +34,15 @@ STREAMS = range(100, 100 + NUM_STREAMS)
 
 @dataclass
 class Nodes:
-    """A cluster with the worker `one`, and the worker `wide` on the hosts x and y. `first`, `second`: the programs of
-    `wide`. `expected`: answers of `one` alone, by salt."""
+    """A cluster with the worker `one`, and the worker `wide` on the hosts x and y. `run_dir`: has a directory of run
+    files for each of them. `first`, `second`: the programs of `wide`. `expected`: answers of `one` alone, by salt."""
 
     network: dict[str, Network]
     programs: Cluster
     gateway: Gateway
     one: Worker
     flags: tuple[str, ...]
+    run_dir: Path
     expected: dict[int, str]
     first: Worker | None = None
     second: Worker | None = None
@@ -99,7 +100,8 @@ class Nodes:
         nodes = ("--tensor-parallel", "2", "--nnodes", "2", "--node-rank", str(number))
         at = ("--master-addr", self.network["x"].address, "--master-port", PORT, "--worker-host", where.address)
         name = "wide" if number == 0 else f"wide-{number}"
-        return self.programs.worker(name, "prefill", *nodes, *at, *self.flags, within=where.within)
+        run_dir = ("--run-dir", str(self.run_dir / host))
+        return self.programs.worker(name, "prefill", *nodes, *at, *run_dir, *self.flags, within=where.within)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +118,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         gateway = programs.gateway("gateway", "--host", gate.address, *flags, within=gate.within)
         one = programs.worker("one", "mixed", "--worker-host", alone.address, *flags, within=alone.within)
         programs.wait_serving()
-        made = Nodes(network, programs, gateway, one, flags, {})
+        made = Nodes(network, programs, gateway, one, flags, directory / "run", {})
         for salt, length in LENGTHS.items():
             made.expected[salt] = text_of(made.reply(salt, length))
         for salt in STREAMS:
@@ -142,6 +144,16 @@ def test_kv_moves_between_two_hosts_ranks_and_one_rank(nodes: Nodes, wide: str, 
         assert text_of(reply) == nodes.expected[salt] and reply["path"] == "remote"
         reasons = reasons_of(reply)
         assert (reasons[wide], reasons[one]) == ("wide", "one")
+
+
+def test_a_drain_of_the_second_host_drains_the_worker(nodes: Nodes) -> None:
+    nodes.give_roles(wide="prefill", one="decode")
+    drained = tandem(nodes.network["y"], "drain", "--local", "--run-dir", str(nodes.run_dir / "y"), *nodes.flags)
+    assert drained.returncode == 0 and "wide accepts no new jobs" in drained.stdout, drained
+    assert nodes.reply(1, 300)["path"].startswith("fallback")
+    undone = tandem(nodes.network["gate"], "drain", "--undo", "wide", *nodes.flags)
+    assert undone.returncode == 0, undone
+    until(lambda: nodes.reply(2, 300)["path"] == "remote", "hand-offs again")
 
 
 def lose(nodes: Nodes, how: Callable[[], None]) -> None:

@@ -7,10 +7,11 @@ import secrets
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -92,9 +93,15 @@ class RayHosts:
 
 
 @contextmanager
-def running_ray(directory: Path, num_cpus: int = 3, prefill: dict[str, Any] | None = None) -> Iterator[RayHosts]:
+def running_ray(
+    directory: Path,
+    num_cpus: int = 3,
+    prefill: dict[str, Any] | None = None,
+    pools: Mapping[str, str] = MappingProxyType(POOLS),
+) -> Iterator[RayHosts]:
     """Start a Ray cluster whose hosts but the first have `num_cpus` CPUs each, with engine settings `prefill` of the
-    prefill worker, and yield it once it serves. Skips the test where there are no network namespaces."""
+    prefill worker, and yield it once it serves. `pools`: the pool whose workers a host may have. Skips the test where
+    there are no network namespaces."""
     with ExitStack() as stack:
         try:
             network = dict(zip(HOSTS, stack.enter_context(networks(*HOSTS)), strict=True))
@@ -123,7 +130,7 @@ def running_ray(directory: Path, num_cpus: int = 3, prefill: dict[str, Any] | No
         start("head", "--head", "--port", "6379", "--temp-dir", sessions, *dashboard)
         api = f"http://{head.address}:8265/api/serve/applications/"
         until(lambda: answers(api), START_S, nodes["head"].text)
-        for host, pool in POOLS.items():
+        for host, pool in pools.items():
             start(host, "--address", f"{head.address}:6379", "--resources", f'{{"tandem-{pool}": 1}}')
         model = make_model(directory / "tiny")
         deploy(api, model, prefill or {})

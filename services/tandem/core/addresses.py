@@ -22,6 +22,11 @@ def is_wildcard(host: str) -> bool:
         return False
 
 
+def host_of(address: str) -> str:
+    """Return the host of an address `host:port`, without the brackets of an IPv6 address."""
+    return address.rpartition(":")[0].strip("[]")
+
+
 def format_host(host: str) -> str:
     """Format a host so that a port can follow: IPv6 addresses get brackets."""
     return f"[{host}]" if ":" in host else host

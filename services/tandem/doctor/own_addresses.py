@@ -15,7 +15,7 @@ from typing import Literal
 
 import grpc
 
-from tandem.core.addresses import format_host, is_loopback
+from tandem.core.addresses import format_host, host_of, is_loopback
 from tandem.core.config import ClusterConfig, Config, WorkerConfig
 from tandem.core.errors import TandemError
 from tandem.doctor.finding import Finding, fail, ok, skip, warn
@@ -176,7 +176,7 @@ def check_advertised(worker: WorkerConfig, environ: Mapping[str, str], rule: Add
         return fail("advertise-address", error.message, fix)
     summary = f"workers are advertised at {address.removesuffix(':0')}"
     try:
-        found = socket.getaddrinfo(address.rpartition(":")[0].strip("[]"), None, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(host_of(address), None, type=socket.SOCK_STREAM)
     except OSError:
         fix = (
             "set worker.advertise_address to a name that the other machines' DNS knows, or to an IP address of this "

@@ -20,12 +20,14 @@ class TransportRank:
     """Hold what other workers need to read the KV pool of one tensor-parallel rank.
 
     `agent`: name of the rank's transport agent, unique to the incarnation of the worker. `metadata`: the handshake data
-    of the agent's transport. `region`: where the rank's pool is in memory, and which KV heads it holds.
+    of the agent's transport. `region`: where the rank's pool is in memory, and which KV heads it holds. `host`: host
+    name or address of the rank's machine; empty for the machine of the worker's address.
     """
 
     agent: str
     metadata: bytes
     region: KVRegion
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)

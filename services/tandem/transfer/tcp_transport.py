@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from tandem.core.addresses import host_of
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.engine.transfer_messages import TransportPeer, TransportRank
 from tandem.transfer.cuda_driver import CudaDriver
@@ -164,7 +165,7 @@ class TcpTransport:
         """Return what other workers need to read this rank's pool: the agent's name, the memory region, and how to
         connect (addresses of its network devices, or the host of the address of `worker`, which is this worker; ports;
         nonces). Any thread may call this."""
-        host = worker.address.rpartition(":")[0].strip("[]")
+        host = host_of(worker.address)
         addresses = [_address(each if self._device_hosts else host, source) for each, source in self._sources.items()]
         metadata = msgspec.json.encode(SourceAddresses(tuple(addresses)))
         return TransportPeer(worker, self.pool.layout, (TransportRank(self._agent, metadata, self.pool.region),))

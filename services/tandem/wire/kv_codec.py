@@ -137,7 +137,9 @@ def encode_peer(peer: TransportPeer) -> pb.TransportPeer:
         worker=encode_worker(peer.worker),
         layout=encode_layout(peer.layout),
         ranks=[
-            pb.TransportRank(agent=rank.agent, metadata=rank.metadata, region=encode_region(rank.region))
+            pb.TransportRank(
+                agent=rank.agent, metadata=rank.metadata, region=encode_region(rank.region), host=rank.host
+            )
             for rank in peer.ranks
         ],
     )
@@ -161,7 +163,7 @@ def _decode_rank(message: pb.TransportRank, layout: KVLayout) -> TransportRank:
     num_heads = region.head_stop - region.head_start
     require(region.head_stop <= max(g.heads for g in layout.groups), "a region holds heads that the model lacks")
     require(region.block_bytes == num_heads * layout.head_bytes, "a region's blocks are not as large as the layout's")
-    return TransportRank(message.agent, message.metadata, region)
+    return TransportRank(message.agent, message.metadata, region, message.host)
 
 
 # ---- announcements of hand-offs

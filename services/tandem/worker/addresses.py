@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 
-from tandem.core.addresses import format_host, is_loopback, is_wildcard
+from tandem.core.addresses import format_host, host_of, is_loopback, is_wildcard
 from tandem.core.config import Config, WorkerConfig
 from tandem.core.errors import ErrorKind, TandemError
 from tandem.wire.peer_auth import PeerAuth
@@ -41,8 +41,7 @@ def own_host(config: WorkerConfig) -> str:
     """Return the host name or address at which other machines reach this one. It is the host of the address that a
     worker with the settings `config` advertises. Raises TandemError(INVALID_REQUEST) if the host must be taken from the
     default route and there is none."""
-    address = advertised_address(config, 0, os.environ, default_route_address)
-    return address.rpartition(":")[0].strip("[]")
+    return host_of(advertised_address(config, 0, os.environ, default_route_address))
 
 
 def default_route_address(wildcard: str) -> str:

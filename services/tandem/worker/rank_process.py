@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 from tandem.core.config import Config
 from tandem.core.errors import ErrorKind, TandemError
@@ -41,6 +42,7 @@ from tandem.worker.ranks.rank_channel import RankChannel
 from tandem.worker.ranks.rank_listener import connect, remove_socket
 from tandem.worker.ranks.remote_transfer import carry_out
 from tandem.worker.ranks.shared_settings import shared_settings
+from tandem.worker.run_file import RunFile
 
 OpenRankTransfer = Callable[[WorkerRef], tuple[KVTransfer, TransportPeer]]
 """Function that takes a worker and opens the KV transfer of this rank of the worker. Returns the transfer and the
@@ -81,7 +83,7 @@ def run(config: Config, address: str, rank: int, has_parent_ended: threading.Eve
     has_ended = threading.Event()
     store = SharedStore()
     store.publish = lambda key, value: _send_event(channel, StoreEntry(key, value))
-    inbox = _CommandReader(channel, address, store.receive, has_ended)
+    inbox = _CommandReader(channel, address, store.receive, has_ended, partial(_make_run_file, config, rank))
     try:
         _send_event(channel, RankReady(rank, shared_settings(config)))
         inbox.start()
@@ -113,7 +115,8 @@ def _end_with_parent(has_parent_ended: threading.Event, channel: RankChannel) ->
 class _CommandReader:
     """Receive the first rank's messages on a thread of its own: put commands for the model into `commands`, pass
     entries of the ranks' store to `on_entry`, and execute the commands for this rank's KV transfer, which a function
-    taken from `openers` opens.
+    taken from `openers` opens. While that transfer is open, there is the
+    run file that `make_run_file` returns.
 
     When the connection ends, `commands` gets None, and the process is killed unless `has_ended` is set within `END_S`
     seconds.
@@ -125,6 +128,7 @@ class _CommandReader:
         address: str,
         on_entry: Callable[[str, bytes], None],
         has_ended: threading.Event,
+        make_run_file: Callable[[WorkerRef], RunFile | None],
     ) -> None:
         self.channel = channel
         self.commands: queue.SimpleQueue[RankCommand | None] = queue.SimpleQueue()
@@ -132,6 +136,7 @@ class _CommandReader:
         self._address = address
         self._on_entry = on_entry
         self._has_ended = has_ended
+        self._make_run_file = make_run_file
         self._joining: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def start(self) -> None:
@@ -160,7 +165,7 @@ class _CommandReader:
 
     def _read(self) -> None:
         transfer: KVTransfer | None = None
-        try:
+        with contextlib.ExitStack() as stack:
             while (message := self.channel.receive()) is not None:
                 command = RANK_COMMANDS.decode(message)
                 if isinstance(command, RankCommand):
@@ -173,15 +178,29 @@ class _CommandReader:
                     raise TandemError(ErrorKind.INVALID_REQUEST, f"the first rank refuses it: {command.message}")
                 elif isinstance(command, StartTransfer):
                     assert transfer is None, "the transfer is opened once"
-                    transfer, peer = self.openers.get()(command.worker)
-                    _send_event(self.channel, RankRegistered(peer))
+                    transfer = self._start_transfer(command.worker, stack)
                 elif transfer is None:
                     raise ValueError("the transfer is not open")
                 else:
                     carry_out(transfer, command)
-        finally:
-            if transfer is not None:
-                transfer.stop(STOP_S)
+
+    def _start_transfer(self, worker: WorkerRef, stack: contextlib.ExitStack) -> KVTransfer:
+        """Open the transfer of this rank of `worker`, write the run file, report the transfer to the first rank, and
+        return the transfer. The end of `stack` removes the file and stops the transfer."""
+        transfer, peer = self.openers.get()(worker)
+        stack.callback(transfer.stop, STOP_S)
+        if (run_file := self._make_run_file(worker)) is not None:
+            run_file.write()
+            stack.callback(run_file.remove)
+        _send_event(self.channel, RankRegistered(peer))
+        return transfer
+
+
+def _make_run_file(config: Config, rank: int, worker: WorkerRef) -> RunFile | None:
+    """Return the run file by which `tandem drain --local` finds `worker` on this machine; None unless `rank` is the
+    first rank here of a worker whose first rank is on another machine."""
+    is_first_here = rank % config.engine.ranks_per_node == 0
+    return RunFile(Path(config.worker.run_dir), worker) if config.worker.run_dir and is_first_here else None
 
 
 def _send_event(channel: RankChannel, event: RankEvent) -> None:

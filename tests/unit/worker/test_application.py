@@ -53,20 +53,19 @@ def test_a_pool_of_one_rank_on_cpu() -> None:
     assert made._replica_config.placement_group_bundles is None
 
 
-def test_ranks_share_a_machine_and_the_first_has_the_pools_resource() -> None:
+def test_ranks_share_a_machine_with_the_pools_resource() -> None:
     settings = {"model.device": "cuda", "engine.tensor_parallel": 4}
     made = deployment(pool="decode", settings=settings, resources={"tandem-decode": 0.5})
     replica = made._replica_config
-    first, *rest = replica.placement_group_bundles
-    assert first == {"CPU": 1, "GPU": 1, "tandem-decode": 0.5} and rest == [{"CPU": 1, "GPU": 1}] * 3
-    assert replica.placement_group_strategy == "STRICT_PACK"
+    assert replica.placement_group_bundles == [{"CPU": 4, "GPU": 4, "tandem-decode": 0.5}]
     assert made.ray_actor_options == {"num_cpus": 1, "num_gpus": 1.0, "resources": {"tandem-decode": 0.5}}
 
 
-def test_ranks_of_several_machines_are_packed_where_there_is_room() -> None:
-    made = deployment(pool="decode", settings={"engine.tensor_parallel": 4, "engine.nnodes": 2})
-    replica = made._replica_config
-    assert replica.placement_group_strategy == "PACK" and len(replica.placement_group_bundles) == 4
+def test_each_machine_of_a_worker_has_an_equal_part_of_the_ranks_and_the_pools_resource() -> None:
+    settings = {"engine.tensor_parallel": 4, "engine.nnodes": 2}
+    replica = deployment(pool="decode", settings=settings, resources={"tandem-decode": 1})._replica_config
+    assert replica.placement_group_strategy == "PACK"
+    assert replica.placement_group_bundles == [{"CPU": 2, "tandem-decode": 1}] * 2
 
 
 @pytest.mark.parametrize("nnodes", [1, 2])

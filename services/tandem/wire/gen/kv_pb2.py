@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12tandem/v1/kv.proto\x12\ttandem.v1\"=\n\tWorkerRef\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"I\n\x07KVGroup\x12\x0e\n\x06layers\x18\x01 \x01(\r\x12\r\n\x05heads\x18\x02 \x01(\r\x12\x10\n\x08head_dim\x18\x03 \x01(\r\x12\r\n\x05\x64type\x18\x04 \x01(\t\"B\n\x08KVLayout\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\"\n\x06groups\x18\x02 \x03(\x0b\x32\x12.tandem.v1.KVGroup\"\x95\x01\n\x08KVRegion\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\x04\x12\x12\n\nnum_blocks\x18\x02 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x04\x12\x12\n\nhead_start\x18\x04 \x01(\r\x12\x11\n\thead_stop\x18\x05 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x18\n\x10num_trial_blocks\x18\x07 \x01(\x04\"U\n\rTransportRank\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x10\n\x08metadata\x18\x02 \x01(\x0c\x12#\n\x06region\x18\x03 \x01(\x0b\x32\x13.tandem.v1.KVRegion\"\x95\x01\n\rTransportPeer\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.tandem.v1.WorkerRef\x12#\n\x06layout\x18\x04 \x01(\x0b\x32\x13.tandem.v1.KVLayout\x12\'\n\x05ranks\x18\x06 \x03(\x0b\x32\x18.tandem.v1.TransportRankJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04J\x04\x08\x05\x10\x06\".\n\nHandoffKey\x12\x0f\n\x07handoff\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xe0\x02\n\x14StreamHandoffRequest\x12&\n\x08\x63onsumer\x18\x01 \x01(\x0b\x32\x14.tandem.v1.WorkerRef\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12%\n\x06\x66ollow\x18\x03 \x03(\x0b\x32\x15.tandem.v1.HandoffKey\x12$\n\x05renew\x18\x04 \x03(\x0b\x32\x15.tandem.v1.HandoffKey\x12&\n\x07release\x18\x05 \x03(\x0b\x32\x15.tandem.v1.HandoffKey\x12\x10\n\x08sequence\x18\x06 \x01(\x04\x12&\n\x04take\x18\x07 \x03(\x0b\x32\x18.tandem.v1.PullRemainder\x12$\n\x05taken\x18\x08 \x03(\x0b\x32\x15.tandem.v1.HandoffKey\x12\x36\n\x0eprefix_request\x18\t \x03(\x0b\x32\x1e.tandem.v1.RemotePrefixRequest\"^\n\x13RemotePrefixRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x0e\n\x06hashes\x18\x03 \x01(\x0c\"N\n\rPullRemainder\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\r\".\n\x0cOfferedBlock\x12\r\n\x05\x62lock\x18\x01 \x01(\x04\x12\x0f\n\x07\x64igests\x18\x02 \x03(\x06\"\xe7\x01\n\x0c\x41nnouncement\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\'\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x17.tandem.v1.OfferedBlock\x12\x14\n\x0cnum_computed\x18\x04 \x01(\r\x12-\n\x0c\x66irst_tokens\x18\x05 \x03(\x0b\x32\x17.tandem.v1.SampledToken\x12\x12\n\nnum_cached\x18\x06 \x01(\r\x12\x0e\n\x06moving\x18\x07 \x01(\x08\x12\x0c\n\x04last\x18\x08 \x01(\x08\"Q\n\x0cHandoffEnded\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x99\x01\n\x13StreamHandoffUpdate\x12.\n\rannouncements\x18\x01 \x03(\x0b\x32\x17.tandem.v1.Announcement\x12&\n\x05\x65nded\x18\x02 \x03(\x0b\x32\x17.tandem.v1.HandoffEnded\x12\x18\n\x10renewed_sequence\x18\x03 \x01(\x04\x12\x10\n\x08lease_ms\x18\x04 \x01(\r\"c\n\x0cSampledToken\x12\n\n\x02id\x18\x01 \x01(\r\x12\x14\n\x07logprob\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07top_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x01\x42\n\n\x08_logprobb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12tandem/v1/kv.proto\x12\ttandem.v1\"=\n\tWorkerRef\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\"I\n\x07KVGroup\x12\x0e\n\x06layers\x18\x01 \x01(\r\x12\r\n\x05heads\x18\x02 \x01(\r\x12\x10\n\x08head_dim\x18\x03 \x01(\r\x12\r\n\x05\x64type\x18\x04 \x01(\t\"B\n\x08KVLayout\x12\x12\n\nblock_size\x18\x01 \x01(\r\x12\"\n\x06groups\x18\x02 \x03(\x0b\x32\x12.tandem.v1.KVGroup\"\x95\x01\n\x08KVRegion\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\x04\x12\x12\n\nnum_blocks\x18\x02 \x01(\x04\x12\x13\n\x0b\x62lock_bytes\x18\x03 \x01(\x04\x12\x12\n\nhead_start\x18\x04 \x01(\r\x12\x11\n\thead_stop\x18\x05 \x01(\r\x12\x0e\n\x06\x64\x65vice\x18\x06 \x01(\t\x12\x18\n\x10num_trial_blocks\x18\x07 \x01(\x04\"c\n\rTransportRank\x12\r\n\x05\x61gent\x18\x01 \x01(\t\x12\x10\n\x08metadata\x18\x02 \x01(\x0c\x12#\n\x06region\x18\x03 \x01(\x0b\x32\x13.tandem.v1.KVRegion\x12\x0c\n\x04host\x18\x04 \x01(\t\"\x95\x01\n\rTransportPeer\x12$\n\x06worker\x18\x01 \x01(\x0b\x32\x14.tandem.v1.WorkerRef\x12#\n\x06layout\x18\x04 \x01(\x0b\x32\x13.tandem.v1.KVLayout\x12\'\n\x05ranks\x18\x06 \x03(\x0b\x32\x18.tandem.v1.TransportRankJ\x04\x08\x02\x10\x03J\x04\x08\x03\x10\x04J\x04\x08\x05\x10\x06\".\n\nHandoffKey\x12\x0f\n\x07handoff\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xe0\x02\n\x14StreamHandoffRequest\x12&\n\x08\x63onsumer\x18\x01 \x01(\x0b\x32\x14.tandem.v1.WorkerRef\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12%\n\x06\x66ollow\x18\x03 \x03(\x0b\x32\x15.tandem.v1.HandoffKey\x12$\n\x05renew\x18\x04 \x03(\x0b\x32\x15.tandem.v1.HandoffKey\x12&\n\x07release\x18\x05 \x03(\x0b\x32\x15.tandem.v1.HandoffKey\x12\x10\n\x08sequence\x18\x06 \x01(\x04\x12&\n\x04take\x18\x07 \x03(\x0b\x32\x18.tandem.v1.PullRemainder\x12$\n\x05taken\x18\x08 \x03(\x0b\x32\x15.tandem.v1.HandoffKey\x12\x36\n\x0eprefix_request\x18\t \x03(\x0b\x32\x1e.tandem.v1.RemotePrefixRequest\"^\n\x13RemotePrefixRequest\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\x0e\n\x06hashes\x18\x03 \x01(\x0c\"N\n\rPullRemainder\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\r\".\n\x0cOfferedBlock\x12\r\n\x05\x62lock\x18\x01 \x01(\x04\x12\x0f\n\x07\x64igests\x18\x02 \x03(\x06\"\xe7\x01\n\x0c\x41nnouncement\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12\'\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x17.tandem.v1.OfferedBlock\x12\x14\n\x0cnum_computed\x18\x04 \x01(\r\x12-\n\x0c\x66irst_tokens\x18\x05 \x03(\x0b\x32\x17.tandem.v1.SampledToken\x12\x12\n\nnum_cached\x18\x06 \x01(\r\x12\x0e\n\x06moving\x18\x07 \x01(\x08\x12\x0c\n\x04last\x18\x08 \x01(\x08\"Q\n\x0cHandoffEnded\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.tandem.v1.HandoffKey\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"\x99\x01\n\x13StreamHandoffUpdate\x12.\n\rannouncements\x18\x01 \x03(\x0b\x32\x17.tandem.v1.Announcement\x12&\n\x05\x65nded\x18\x02 \x03(\x0b\x32\x17.tandem.v1.HandoffEnded\x12\x18\n\x10renewed_sequence\x18\x03 \x01(\x04\x12\x10\n\x08lease_ms\x18\x04 \x01(\r\"c\n\x0cSampledToken\x12\n\n\x02id\x18\x01 \x01(\r\x12\x14\n\x07logprob\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07top_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x01\x42\n\n\x08_logprobb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,25 +40,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KVREGION']._serialized_start=240
   _globals['_KVREGION']._serialized_end=389
   _globals['_TRANSPORTRANK']._serialized_start=391
-  _globals['_TRANSPORTRANK']._serialized_end=476
-  _globals['_TRANSPORTPEER']._serialized_start=479
-  _globals['_TRANSPORTPEER']._serialized_end=628
-  _globals['_HANDOFFKEY']._serialized_start=630
-  _globals['_HANDOFFKEY']._serialized_end=676
-  _globals['_STREAMHANDOFFREQUEST']._serialized_start=679
-  _globals['_STREAMHANDOFFREQUEST']._serialized_end=1031
-  _globals['_REMOTEPREFIXREQUEST']._serialized_start=1033
-  _globals['_REMOTEPREFIXREQUEST']._serialized_end=1127
-  _globals['_PULLREMAINDER']._serialized_start=1129
-  _globals['_PULLREMAINDER']._serialized_end=1207
-  _globals['_OFFEREDBLOCK']._serialized_start=1209
-  _globals['_OFFEREDBLOCK']._serialized_end=1255
-  _globals['_ANNOUNCEMENT']._serialized_start=1258
-  _globals['_ANNOUNCEMENT']._serialized_end=1489
-  _globals['_HANDOFFENDED']._serialized_start=1491
-  _globals['_HANDOFFENDED']._serialized_end=1572
-  _globals['_STREAMHANDOFFUPDATE']._serialized_start=1575
-  _globals['_STREAMHANDOFFUPDATE']._serialized_end=1728
-  _globals['_SAMPLEDTOKEN']._serialized_start=1730
-  _globals['_SAMPLEDTOKEN']._serialized_end=1829
+  _globals['_TRANSPORTRANK']._serialized_end=490
+  _globals['_TRANSPORTPEER']._serialized_start=493
+  _globals['_TRANSPORTPEER']._serialized_end=642
+  _globals['_HANDOFFKEY']._serialized_start=644
+  _globals['_HANDOFFKEY']._serialized_end=690
+  _globals['_STREAMHANDOFFREQUEST']._serialized_start=693
+  _globals['_STREAMHANDOFFREQUEST']._serialized_end=1045
+  _globals['_REMOTEPREFIXREQUEST']._serialized_start=1047
+  _globals['_REMOTEPREFIXREQUEST']._serialized_end=1141
+  _globals['_PULLREMAINDER']._serialized_start=1143
+  _globals['_PULLREMAINDER']._serialized_end=1221
+  _globals['_OFFEREDBLOCK']._serialized_start=1223
+  _globals['_OFFEREDBLOCK']._serialized_end=1269
+  _globals['_ANNOUNCEMENT']._serialized_start=1272
+  _globals['_ANNOUNCEMENT']._serialized_end=1503
+  _globals['_HANDOFFENDED']._serialized_start=1505
+  _globals['_HANDOFFENDED']._serialized_end=1586
+  _globals['_STREAMHANDOFFUPDATE']._serialized_start=1589
+  _globals['_STREAMHANDOFFUPDATE']._serialized_end=1742
+  _globals['_SAMPLEDTOKEN']._serialized_start=1744
+  _globals['_SAMPLEDTOKEN']._serialized_end=1843
 # @@protoc_insertion_point(module_scope)

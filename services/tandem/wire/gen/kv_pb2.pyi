@@ -55,14 +55,16 @@ class KVRegion(_message.Message):
     def __init__(self, address: _Optional[int] = ..., num_blocks: _Optional[int] = ..., block_bytes: _Optional[int] = ..., head_start: _Optional[int] = ..., head_stop: _Optional[int] = ..., device: _Optional[str] = ..., num_trial_blocks: _Optional[int] = ...) -> None: ...
 
 class TransportRank(_message.Message):
-    __slots__ = ("agent", "metadata", "region")
+    __slots__ = ("agent", "metadata", "region", "host")
     AGENT_FIELD_NUMBER: _ClassVar[int]
     METADATA_FIELD_NUMBER: _ClassVar[int]
     REGION_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
     agent: str
     metadata: bytes
     region: KVRegion
-    def __init__(self, agent: _Optional[str] = ..., metadata: _Optional[bytes] = ..., region: _Optional[_Union[KVRegion, _Mapping]] = ...) -> None: ...
+    host: str
+    def __init__(self, agent: _Optional[str] = ..., metadata: _Optional[bytes] = ..., region: _Optional[_Union[KVRegion, _Mapping]] = ..., host: _Optional[str] = ...) -> None: ...
 
 class TransportPeer(_message.Message):
     __slots__ = ("worker", "layout", "ranks")

@@ -108,8 +108,9 @@ def open_rank_transfer(
     transport = open_transport(config, pool, agent_name(worker.id, worker.incarnation, rank))
     transfer = TransferThread(transport, cache.digest_here, on_event, SystemClock())
     transfer.start()
-    here = replace(worker, address=f"{format_host(own_host(config.worker))}:0")
-    return transfer, replace(transport.describe(here), worker=worker)
+    host = own_host(config.worker)
+    peer = transport.describe(replace(worker, address=f"{format_host(host)}:0"))
+    return transfer, replace(peer, worker=worker, ranks=tuple(replace(rank, host=host) for rank in peer.ranks))
 
 
 def open_transfer(transport: Transport, model: WorkerModel, on_event: OnEvent, clock: Clock) -> KVTransfer:

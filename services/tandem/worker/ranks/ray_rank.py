@@ -1,6 +1,6 @@
 """Run a rank as a Ray actor in the placement group of its replica.
 
-All bundles of a group are on one machine, unless engine.nnodes is more than 1.
+A group has a bundle for each of the worker's engine.nnodes machines. Ray may place several bundles on one machine.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class _Rank:
 
 
 class RankActor:
-    """Run rank number `rank` as a Ray actor, which the constructor starts in bundle `rank` of the placement group
-    `group`. `address`: where the rank connects to the first rank.
+    """Run rank number `rank` as a Ray actor, which the constructor starts in its machine's bundle of the placement
+    group `group`. `address`: where the rank connects to the first rank.
 
     Implements `worker.ranks.rank_group.RankProcess`. Ray ends the actor when the replica that owns it ends, also after
     a crash.
@@ -54,7 +54,8 @@ class RankActor:
 
     def __init__(self, config: Config, group: PlacementGroup, address: str, rank: int) -> None:
         resources = slot(config)
-        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank)
+        bundle = rank // config.engine.ranks_per_node
+        strategy = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
         remote: Any = ray.remote(_Rank)
         options = {"num_cpus": resources["CPU"], "num_gpus": resources.get("GPU", 0)}
         self._actor = remote.options(scheduling_strategy=strategy, **options).remote()
@@ -76,6 +77,6 @@ class RankActor:
 
 def launch_actors(config: Config) -> Callable[[str, int], RankActor]:
     """Return a function that starts each rank as a Ray actor, of the type `worker.ranks.rank_group.Launch`. Must be
-    called in a replica whose placement group has a bundle per rank."""
+    called in a replica whose placement group has a bundle per machine."""
     group = ray.util.get_current_placement_group()
     return lambda address, rank: RankActor(config, group, address, rank)

@@ -101,18 +101,15 @@ def _log_with_serve(telemetry: TelemetryConfig, worker: str) -> None:
 
 
 def _placement_options(config: Config, pool: PoolSpec, num_gpus: float) -> dict[str, Any]:
-    """Return the Ray options that place a replica: resources for one rank, or a placement group with a bundle per rank,
-    all on one machine, or on as few as possible where engine.nnodes allows several."""
+    """Return the Ray options that place a replica: resources for one rank, or a placement group with a bundle for each
+    of the worker's engine.nnodes machines. A bundle holds the ranks of one machine and the pool's resources."""
     own = {"num_cpus": SLOT["CPU"], "num_gpus": num_gpus, "resources": dict(pool.resources)}
-    if config.engine.tensor_parallel == 1:
+    engine = config.engine
+    if engine.tensor_parallel == 1:
         return {"ray_actor_options": own}
-    rest = [slot(config)] * (config.engine.tensor_parallel - 1)
-    bundles = [slot(config) | dict(pool.resources), *rest]
-    return {
-        "ray_actor_options": own,
-        "placement_group_bundles": bundles,
-        "placement_group_strategy": "STRICT_PACK" if config.engine.nnodes == 1 else "PACK",
-    }
+    ranks = {name: amount * engine.ranks_per_node for name, amount in slot(config).items()}
+    bundles = [ranks | dict(pool.resources)] * engine.nnodes
+    return {"ray_actor_options": own, "placement_group_bundles": bundles, "placement_group_strategy": "PACK"}
 
 
 def pool_application(pool: PoolSpec, config: Config, num_replicas: int = 1) -> Any:

@@ -21,7 +21,7 @@ class PoolSpec:
     `name`: name of the pool. `below`: layers of settings that the environment variables of a worker's process override.
     `above`: layers of settings that override the environment variables. Each worker reads the environment variables of
     its own pod, so that secrets in them are not copied to other machines. `num_gpus`: GPUs per rank; None means one
-    where the model is on cuda. `resources`: Ray resources of each worker, by name.
+    where the model is on cuda. `resources`: Ray resources of each worker on each of its machines, by name.
     """
 
     name: str
