@@ -624,7 +624,7 @@ class PlannerConfig:
     planner.rayservice."""
     groups: str = ""
     """Map roles to worker groups of the RayCluster, as prefill=GROUP,decode=GROUP. GROUP:2+1 means two workers in each
-    pod and one spare pod."""
+    pod and one spare pod, GROUP/4 means four pods for each worker."""
     lease: str = "tandem-planner"
     """Set the name of the Kubernetes Lease by which several planners elect the one that acts."""
     lease_s: Annotated[float, Meta(ge=3, le=MAX_FLOAT)] = 15.0

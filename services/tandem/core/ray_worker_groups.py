@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import NamedTuple
 
@@ -11,19 +12,28 @@ ROLES = ("prefill", "decode")
 class WorkerGroup(NamedTuple):
     """A worker group of a RayCluster, and the role (`prefill` or `decode`) of its workers.
 
-    `num_workers`: number of workers in each pod. `num_spare`: number of idle pods that are kept ready to replace
-    workers.
+    `num_workers`: number of workers in each pod. `num_pods`: number of pods of each worker; more than 1 for workers
+    whose ranks are on several pods. `num_spare`: number of idle pods that are kept ready to replace workers.
     """
 
     role: str
     name: str
     num_workers: int = 1
+    num_pods: int = 1
     num_spare: int = 0
+
+    def pods_for(self, num_workers: int) -> int:
+        """Return the number of pods that `num_workers` workers take, without the spare pods."""
+        return math.ceil(num_workers / self.num_workers) * self.num_pods
+
+    def room_of(self, num_pods: int) -> int:
+        """Return the number of workers for which `num_pods` pods, the spare ones among them, have room."""
+        return max(0, num_pods - self.num_spare) // self.num_pods * self.num_workers
 
 
 def read_groups(text: str) -> tuple[WorkerGroup, ...] | None:
-    """Parse the setting `planner.groups`, such as `prefill=GROUP,decode=GROUP:2+1` (two workers in a pod, one spare
-    pod).
+    """Parse the setting `planner.groups`, such as `prefill=GROUP:1/4,decode=GROUP:2+1` (one worker in four pods; two
+    workers in a pod and one spare pod).
 
     Returns None for a malformed text or one that repeats a role or a group.
     """
@@ -34,11 +44,20 @@ def read_groups(text: str) -> tuple[WorkerGroup, ...] | None:
     return found if is_whole and is_clear else None
 
 
-_GROUP = re.compile(r"(?P<role>\w+)=(?P<name>[a-z0-9.-]+)(:(?P<workers>[1-9]\d?))?(\+(?P<spare>\d{1,3}))?", re.ASCII)
+_GROUP = re.compile(
+    r"(?P<role>\w+)=(?P<name>[a-z0-9.-]+)(:(?P<workers>[1-9]\d?))?(/(?P<pods>[1-9]\d?))?(\+(?P<spare>\d{1,3}))?",
+    re.ASCII,
+)
+
+
+_LEAST = {"workers": 1, "pods": 1, "spare": 0}
 
 
 def _read(part: str) -> WorkerGroup | None:
     found = _GROUP.fullmatch(part)
     if found is None or found["role"] not in ROLES:
         return None
-    return WorkerGroup(found["role"], found["name"], int(found["workers"] or 1), int(found["spare"] or 0))
+    num_workers, num_pods, num_spare = (int(found[name] or least) for name, least in _LEAST.items())
+    if min(num_workers, num_pods) > 1:
+        return None
+    return WorkerGroup(found["role"], found["name"], num_workers, num_pods, num_spare)

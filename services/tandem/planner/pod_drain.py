@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from tandem.core.addresses import host_of
 from tandem.core.clock import Clock
 from tandem.core.ids import WorkerRef
 from tandem.planner.actuator import ActuatorFailed
@@ -62,14 +63,16 @@ class PodDrain:
         self._clock = clock
         self._pods: dict[str, _PodState] = {}
         self._num_left: dict[WorkerRef, int | None] = {}
+        self._hosts: dict[WorkerRef, tuple[str, ...]] = {}
+        self._knows_all_hosts = False
         self._looked_at = -math.inf
 
     def look(self, pods: Sequence[Pod], workers: Sequence[WorkerState]) -> dict[str, PodView]:
         """Return the state of each pod, by pod name, and record which pods and workers exist now.
 
-        `pods`: all pods of the cluster. `workers`: registered workers of all models. A worker belongs to the pod whose
-        address it advertises. Raises ActuatorFailed when two pods share an address, because their workers cannot be
-        told apart."""
+        `pods`: all pods of the cluster. `workers`: registered workers of all models. A worker belongs to each pod whose
+        address is one of its hosts. Raises ActuatorFailed when two pods share an address, because their workers cannot
+        be told apart."""
         _require_own_addresses(pods)
         now = self._clock.now()
         # At the first look all pods count as just seen, and none as starting.
@@ -79,7 +82,10 @@ class PodDrain:
         known_workers = {worker.ref for worker in workers}
         known_workers |= {worker.ref for state in self._pods.values() for worker in state.workers}
         self._num_left = {worker: num_left for worker, num_left in self._num_left.items() if worker in known_workers}
-        return {pod.name: self._pod_view(pod, _inside(pod, workers)) for pod in pods}
+        self._hosts = {worker: hosts for worker, hosts in self._hosts.items() if worker in known_workers}
+        self._hosts |= {worker.ref: worker.hosts for worker in workers if worker.hosts}
+        self._knows_all_hosts = all(worker.ref in self._hosts for worker in workers)
+        return {pod.name: self._pod_view(pod, self._inside(pod, workers)) for pod in pods}
 
     async def drain(self, names: Iterable[str], pods: Sequence[Pod], workers: Sequence[WorkerState]) -> None:
         """Start draining the workers of the pods `names`; repeat the request for pods that are draining already.
@@ -91,9 +97,19 @@ class PodDrain:
             self._pods[name].is_requested = True
         states = [(pod, self._pods[pod.name]) for pod in pods if pod.name in self._pods]
         affected = [
-            worker for pod, state in states if state.is_draining for worker in _inside(pod, workers) or state.workers
+            worker
+            for pod, state in states
+            if state.is_draining
+            for worker in self._inside(pod, workers) or state.workers
         ]
-        self._num_left |= await self._inventory.drain(affected)
+        self._num_left |= await self._inventory.drain(list({worker.ref: worker for worker in affected}.values()))
+
+    def _inside(self, pod: Pod, workers: Sequence[WorkerState]) -> list[WorkerState]:
+        """Return the registered workers with a rank in a pod: those with the pod's address among their hosts, or as
+        their own address while their hosts are not known."""
+        if not pod.ip:
+            return []
+        return [w for w in workers if pod.ip in (self._hosts.get(w.ref) or (host_of(w.ref.address),))]
 
     def _pod_view(self, pod: Pod, inside: Sequence[WorkerState]) -> PodView:
         now, state = self._clock.now(), self._pods[pod.name]
@@ -119,16 +135,16 @@ class PodDrain:
             is_empty=state.is_empty,
             is_starting=state.is_starting,
             is_lost=not inside
+            # A worker that has never answered may have ranks here.
+            and self._knows_all_hosts
             and not state.is_starting
             and now - state.last_seen_at >= LOST_S
             and all(number is None for number in num_left),
             is_ending=pod.is_ending,
+            shared_worker=next(
+                (worker.ref.id for worker in state.workers if len(self._hosts.get(worker.ref, ())) > 1), ""
+            ),
         )
-
-
-def _inside(pod: Pod, workers: Sequence[WorkerState]) -> list[WorkerState]:
-    """Return the workers of a pod by their address: a worker advertises the address of its pod."""
-    return [worker for worker in workers if pod.ip and worker.ref.address.rpartition(":")[0].strip("[]") == pod.ip]
 
 
 def _require_own_addresses(pods: Sequence[Pod]) -> None:

@@ -8,7 +8,6 @@ drain.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,8 +61,8 @@ class RayClusterActuator:
         cluster = await self.retries.of(lambda: asyncio.to_thread(self.finder.read))
         num_registered = Counter(worker.pool for worker in workers if worker.model == model)
         for group in self.finder.groups:
-            num_pods = cluster.groups[group.role].replicas - group.num_spare
-            found[group.role] = max(0, num_pods * group.num_workers - num_registered[group.role])
+            room = group.room_of(cluster.groups[group.role].replicas)
+            found[group.role] = max(0, room - num_registered[group.role])
         return found
 
     async def carry_out(
@@ -130,7 +129,7 @@ class RayClusterActuator:
     ) -> tuple[GroupView, GroupPatch]:
         """Compute the step of one group, and drain the pods that it names; these may be empty at once, so the step is
         computed again."""
-        view, desired = cluster.groups[group.role], math.ceil(number / group.num_workers) + group.num_spare
+        view, desired = cluster.groups[group.role], group.pods_for(number) + group.num_spare
         step = self._next(view, pods, workers, desired, group.num_spare)
         if not step.drain:
             return view, step
@@ -153,8 +152,7 @@ class RayClusterActuator:
 def _num_workers(group: WorkerGroup, step: GroupPatch, pod_names: Collection[str]) -> int:
     """Count the workers for which a group has room. A pod that is being deleted counts until it is gone, in addition to
     the group's number of replicas."""
-    num_pods = step.replicas + sum(name in pod_names for name in step.listed)
-    return max(0, num_pods - group.num_spare) * group.num_workers
+    return group.room_of(step.replicas + sum(name in pod_names for name in step.listed))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -62,6 +62,7 @@ class PodView:
     - `is_draining`: its workers were requested to drain. `is_empty`: nothing is left on its drained workers.
     - `is_starting`: it appeared while the planner was watching and has not had a worker yet. Any other pod without a
       registered worker may have a worker that serves.
+    - `shared_worker`: id of its worker, whose ranks are on several pods; these drain together. Empty for any other pod.
     - `is_lost`: its workers have not been registered for long and do not answer.
     - `is_ending`: it is being deleted; KubeRay counts it until it is gone, unless the group lists it for deletion."""
 
@@ -72,6 +73,7 @@ class PodView:
     is_starting: bool = False
     is_lost: bool = False
     is_ending: bool = False
+    shared_worker: str = ""
 
     @property
     def may_be_deleted(self) -> bool:
@@ -165,13 +167,22 @@ def _pods_to_drain(present: Sequence[PodView], desired: int, num_spare: int) -> 
     """Choose the pods to drain next. Pods that drain already count towards the number; `num_spare` pods do not.
 
     Chosen first are pods without a worker yet, then those with the fewest jobs, then lost ones. A pod whose worker is
-    not registered, but not lost, stays, because the worker may be at work.
+    not registered, but not lost, stays, because the worker may be at work. The pods of a worker that has several are
+    chosen all or none of them.
     """
     draining = [pod for pod in present if pod.is_draining]
     staying = [pod for pod in present if not pod.is_draining]
-    room = max(1, len(present) // _DRAIN_SHARE) - len(draining)
+    sharing: dict[str, list[PodView]] = {}
+    for pod in staying:
+        sharing.setdefault(pod.shared_worker or pod.name, []).append(pod)
+    room = max(*map(len, sharing.values()), len(present) // _DRAIN_SHARE, 1) - len(draining)
     number = max(0, min(len(staying) - desired, room))
     order = sorted(staying, key=lambda pod: (pod.num_jobs or 0, pod.name))
     starting = [pod for pod in order if pod.is_starting]
     lost = [pod for pod in order if pod.is_lost][max(0, num_spare - len(starting)) :]
-    return [*starting[num_spare:], *(pod for pod in order if pod.num_jobs is not None), *lost][:number]
+    chosen: dict[str, PodView] = {}
+    for pod in (*starting[num_spare:], *(pod for pod in order if pod.num_jobs is not None), *lost):
+        together = sharing[pod.shared_worker or pod.name]
+        if pod.name not in chosen and len(chosen) + len(together) <= number:
+            chosen |= {member.name: member for member in together}
+    return list(chosen.values())

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import grpc.aio
 
+from tandem.core.addresses import host_of
 from tandem.core.config import Config
 from tandem.core.errors import TandemError
 from tandem.core.ids import WorkerRef
@@ -73,7 +74,9 @@ class WorkerInventory:
             async with at_once:
                 reply = await self._stub(record.worker).Describe(worker_pb2.DescribeRequest(), timeout=ANSWER_S)
             load = decode_load(reply.load)
-            return replace(known, load=load, capability=self._capacity(reply, load))
+            return replace(
+                known, load=load, capability=self._capacity(reply, load), hosts=self._hosts(record.worker, reply)
+            )
         except grpc.aio.AioRpcError as error:
             return replace(known, problem=reason_of(error))
         except TandemError as error:
@@ -85,6 +88,12 @@ class WorkerInventory:
         except (grpc.aio.AioRpcError, TandemError):
             return None
         return int(reply.num_left)
+
+    @staticmethod
+    def _hosts(worker: WorkerRef, reply: worker_pb2.DescribeReply) -> tuple[str, ...]:
+        """Return the hosts of the ranks' machines, each once, the first rank's first."""
+        own = host_of(worker.address)
+        return tuple(dict.fromkeys((own, *(rank.host or own for rank in reply.transport.ranks))))
 
     def _capacity(self, reply: worker_pb2.DescribeReply, load: WorkerLoad) -> WorkerCapacity | None:
         cost = decode_step_cost(reply.step_cost) if reply.HasField("step_cost") else None

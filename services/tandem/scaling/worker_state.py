@@ -22,7 +22,8 @@ class WorkerState:
 
     `pool`: role for which it was started. `role`: role in which routers use it now. `load`: running and waiting work as
     the worker reports it; None if it did not answer, for the reason in `problem`. `capability`: its measured step times
-    and its limits; None if it did not answer or has not measured its step times yet."""
+    and its limits; None if it did not answer or has not measured its step times yet. `hosts`: host names or addresses
+    of the machines of its ranks, the first rank's first; empty if it did not answer."""
 
     ref: WorkerRef
     model: str
@@ -31,6 +32,7 @@ class WorkerState:
     load: WorkerLoad | None = None
     capability: WorkerCapacity | None = None
     problem: str = ""
+    hosts: tuple[str, ...] = ()
 
     @property
     def is_draining(self) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
 from tandem.core.worker_load import WorkerLoad
-from tandem.planner.pod_drain import ADOPT_S, PodDrain
+from tandem.planner.pod_drain import ADOPT_S, LOST_S, PodDrain
 from tandem.planner.pod_watch import Pod
 from tandem.scaling.worker_state import WorkerState
 from tests.unit.planner.world import Tick
@@ -31,3 +33,25 @@ def test_a_drain_of_somebody_else_counts_until_it_is_undone(then: WorkerState, i
         clock.at += ADOPT_S / 2
     assert pods.look([POD], [DRAINED])["a"].is_draining
     assert pods.look([POD], [then])["a"].is_draining is is_draining
+
+
+PODS = [POD, Pod("b", "decode", "10.0.0.2", is_ending=False), Pod("c", "decode", "10.0.0.3", is_ending=False)]
+WIDE = replace(worker(WorkerLoad(num_blocks=64)), hosts=("10.0.0.1", "10.0.0.2"))
+
+
+def test_a_worker_belongs_to_the_pods_of_all_its_ranks() -> None:
+    pod_drain = PodDrain(None, Tick())  # type: ignore[arg-type]
+    views = pod_drain.look(PODS, [WIDE])
+    assert [(view.num_jobs, view.shared_worker) for view in views.values()] == [(0, "w"), (0, "w"), (None, "")]
+    silent = replace(WIDE, load=None, hosts=(), problem="it does not answer")
+    assert [view.num_jobs for view in pod_drain.look(PODS, [silent]).values()] == [0, 0, None], "its hosts are known"
+
+
+@pytest.mark.parametrize("hosts", [(), WIDE.hosts])
+def test_no_pod_is_lost_while_the_hosts_of_a_worker_are_unknown(hosts: tuple[str, ...]) -> None:
+    clock = Tick()
+    pod_drain = PodDrain(None, clock)  # type: ignore[arg-type]
+    for _ in range(2):
+        views = pod_drain.look(PODS, [replace(WIDE, hosts=hosts)])
+        clock.at += LOST_S
+    assert [view.is_lost for view in views.values()] == [False, False, bool(hosts)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from tandem.core.ray_worker_groups import WorkerGroup
 from tandem.planner.actuator import ActuationResult
 from tandem.scaling.decision import ReplicaTarget, RoleChange
 from tests.unit.planner.rig import LEASE_S, MakePlanner, Planner, rounds
@@ -25,6 +26,23 @@ async def test_fewer_go_only_when_nothing_is_left_on_them(planner: Planner, worl
     assert [*dict.fromkeys(seen)] == [4, 3, 2], "one after the other"
     assert world.replicas() == (1, 2) and len(world.pods(GROUPS["decode"])) == 2
     assert world.published[-1] == {"prefill": 1, "decode": 2}
+
+
+async def test_all_pods_of_a_worker_go_together(make_planner: MakePlanner, world: World[Objects]) -> None:
+    world.pods_of_worker = {GROUPS["decode"]: 2}
+    world.create(1, 8)
+    groups = (WorkerGroup("prefill", GROUPS["prefill"]), WorkerGroup("decode", GROUPS["decode"], num_pods=2))
+    planner = make_planner("a", groups)
+    (kept, *others) = (name for name in world.workers if name in world.pods(GROUPS["decode"]))
+    world.workers[kept].num_jobs = 9
+    seen = []
+    for _ in range(20):
+        await rounds(planner, world, ReplicaTarget(1, 2), 1)
+        seen.append(world.replicas()[1])
+    assert [*dict.fromkeys(seen)] == [8, 6, 4], "one worker after the other, with both of its pods"
+    assert len(others) == 3 and world.published[-1] == {"prefill": 1, "decode": 2}
+    await rounds(planner, world, ReplicaTarget(1, 3), 5)
+    assert world.replicas() == (1, 6) and world.num_serving(GROUPS["decode"]) == 3
 
 
 async def test_a_pod_stays_named_while_it_ends(planner: Planner, world: World[Objects]) -> None:

@@ -98,16 +98,29 @@ def test_one_whose_worker_is_out_of_sight_stays() -> None:
     assert next_step(group(2), [replace(hidden, is_draining=True), busy("b")], 1).listed == ()
     lost = replace(hidden, is_lost=True)
     assert next_step(group(2), [lost, busy("b", 9)], 1).drain == ("b",), "last of all"
-    assert next_step(group(2), [lost, hidden], 1).drain == ("a",)
+    assert next_step(group(2), [lost, replace(hidden, name="b")], 1).drain == ("a",)
     assert next_step(group(2), [replace(lost, is_draining=True), busy("b")], 1).listed == ("a",)
+
+
+def test_the_pods_of_a_worker_drain_together_or_not_at_all() -> None:
+    pods = [replace(busy(name, 3), shared_worker="wide") for name in "ab"]
+    pods += [replace(busy(name, 1), shared_worker="other") for name in "cd"]
+    assert next_step(group(4), pods, 2).drain == ("c", "d")
+    assert next_step(group(4), pods, 3).drain == ()
+    pods[2:] = [replace(pod, is_draining=True) for pod in pods[2:]]
+    assert next_step(group(4), pods, 0).drain == (), "one worker at a time"
 
 
 @pytest.mark.parametrize(
     ("text", "groups"),
     [
         ("prefill=a,decode=b", (WorkerGroup("prefill", "a"), WorkerGroup("decode", "b"))),
-        (" decode=wide:4+1 ", (WorkerGroup("decode", "wide", 4, 1),)),
-        ("prefill=a+2", (WorkerGroup("prefill", "a", 1, 2),)),
+        (" decode=wide:4+1 ", (WorkerGroup("decode", "wide", num_workers=4, num_spare=1),)),
+        ("prefill=a+2", (WorkerGroup("prefill", "a", num_spare=2),)),
+        ("prefill=a/4+8", (WorkerGroup("prefill", "a", num_pods=4, num_spare=8),)),
+        ("prefill=a:1/2", (WorkerGroup("prefill", "a", num_pods=2),)),
+        ("prefill=a:2/2", None),
+        ("prefill=a/0", None),
         ("prefill=a,prefill=b", None),
         ("prefill=a,decode=a", None),
         ("mixed=a", None),

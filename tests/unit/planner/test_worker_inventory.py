@@ -97,3 +97,10 @@ async def test_a_worker_that_does_not_answer_is_listed_with_the_reason(look: Cal
     assert "unavailable" in gone.problem and gone.capability is None and gone.role == "mixed"
     assert here.capability is not None and blank.problem == "" and blank.capability is None
     assert await census.drain([gone, here]) == {gone.ref: None, here.ref: 3}
+
+
+async def test_a_worker_reports_the_hosts_of_its_ranks(look: Callable[..., Any]) -> None:
+    wide = reply()
+    wide.transport.ranks.extend(kv_pb2.TransportRank(agent="w.1", host=host) for host in ("", "", "10.0.0.2"))
+    _, (one, other) = await look(Config(), wide, reply())
+    assert (one.hosts, other.hosts) == (("127.0.0.1", "10.0.0.2"), ("127.0.0.1",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -54,17 +54,19 @@ class Tick:
 
 @dataclass
 class Worker:
-    """Simulated worker. `num_jobs` run on it, one of which ends at each step."""
+    """Simulated worker. `num_jobs` run on it, one of which ends at each step. `pods`: the pods of its ranks."""
 
     state: WorkerState
     num_jobs: int
+    pods: tuple[str, ...]
     is_draining: bool = False
 
 
 @dataclass
 class World(Generic[ObjectsT]):
-    """Simulated cluster. `violations` must stay empty. A pod has its worker `start` steps after it was created, and is
-    present for `grace` steps after it was deleted."""
+    """Simulated cluster. `violations` must stay empty. A pod can have a worker `start` steps after it was created, and
+    is present for `grace` steps after it was deleted. `pods_of_worker`: pods of each worker of a group, by the group's
+    name, 1 by default. `workers`: by the name of their first pod."""
 
     api: ObjectsT
     clock: Tick = field(default_factory=Tick)
@@ -81,6 +83,7 @@ class World(Generic[ObjectsT]):
     ages: dict[str, int] = field(default_factory=dict)
     ending: dict[str, int] = field(default_factory=dict)
     hidden: set[str] = field(default_factory=set)
+    pods_of_worker: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.api.wrote = self._wrote
@@ -134,8 +137,16 @@ class World(Generic[ObjectsT]):
         self.reconcile()
         for name in self.pods():
             self.ages[name] = self.ages.get(name, 0) + 1
-            if self.ages[name] > self.start and name not in self.workers and name not in self.ending:
-                self.workers[name] = self._worker(name)
+        taken = {pod for worker in self.workers.values() for pod in worker.pods}
+        for group in GROUPS.values():
+            free = [
+                name
+                for name in self.pods(group)
+                if self.ages[name] > self.start and name not in taken and name not in self.ending
+            ]
+            num_pods = self.pods_of_worker.get(group, 1)
+            for first in range(0, len(free) - num_pods + 1, num_pods):
+                self.workers[free[first]] = self._worker(*free[first : first + num_pods])
 
     def reconcile(self) -> None:
         """Act as KubeRay's operator does after a restart: delete the named pods first, then create missing pods or
@@ -216,18 +227,18 @@ class World(Generic[ObjectsT]):
         """Remove a pod at once, with what is in it."""
         self.api.delete("pods", name)
         self.ending.pop(name, None)
-        self.workers.pop(name, None)
+        self.workers = {first: worker for first, worker in self.workers.items() if name not in worker.pods}
 
-    def _worker(self, name: str) -> Worker:
-        pod = self.api.get("pods", name)
-        role = next(role for role, group in GROUPS.items() if group == pod["metadata"]["labels"]["ray.io/group"])
-        ref = WorkerRef(WorkerId(name), Incarnation(1), f"{pod['status']['podIP']}:9000")
-        return Worker(WorkerState(ref=ref, model="m", pool=role, role=role), self.jobs)
+    def _worker(self, *names: str) -> Worker:
+        pods = [self.api.get("pods", name) for name in names]
+        role = next(role for role, group in GROUPS.items() if group == pods[0]["metadata"]["labels"]["ray.io/group"])
+        hosts = tuple(str(pod["status"]["podIP"]) for pod in pods)
+        ref = WorkerRef(WorkerId(names[0]), Incarnation(1), f"{hosts[0]}:9000")
+        return Worker(WorkerState(ref=ref, model="m", pool=role, role=role, hosts=hosts), self.jobs, names)
 
     def _state(self, worker: Worker) -> WorkerState:
         load = WorkerLoad(num_running=worker.num_jobs, num_blocks=64, draining=worker.is_draining)
-        known = worker.state
-        return WorkerState(ref=known.ref, model=known.model, pool=known.pool, role=known.role, load=load)
+        return replace(worker.state, load=load)
 
     def _wrote(self, who: str, before: Object | None, after: Object) -> None:
         if after.get("kind") == "Lease":
@@ -242,7 +253,7 @@ class World(Generic[ObjectsT]):
     def _lowered(self, old: Object, new: Object) -> None:
         listed, fresh = ({*group.get("scaleStrategy", {}).get("workersToDelete", ())} for group in (old, new))
         for name in fresh - listed:
-            worker = self.workers.get(name)
+            worker = next((worker for worker in self.workers.values() if name in worker.pods), None)
             if worker is not None and (worker.num_jobs or not worker.is_draining):
                 self.violations.append(f"{name} is to be deleted with {worker.num_jobs} jobs")
         if old["replicas"] - new["replicas"] > len(fresh - listed):
