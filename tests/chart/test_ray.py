@@ -42,6 +42,12 @@ def slots(group: Object) -> dict[str, int]:
     return parsed
 
 
+def num_pods(rendered: Rendered, resource: str) -> int:
+    """Return the number of pods of a worker of the pool whose slots are the Ray resource `resource`."""
+    engine = rendered.applications[resource.removeprefix("tandem-")]["args"]["settings"]["engine"]
+    return int(engine.get("nnodes", 1))
+
+
 def test_ray_is_the_version_that_is_tested() -> None:
     assert TRIAL.ray["rayClusterConfig"]["rayVersion"] == ray.__version__
 
@@ -80,7 +86,7 @@ def test_a_pod_has_the_ray_resources_that_its_workers_request(name: str) -> None
         cpus = gpus = 0
         for resource, workers in slots(group).items():
             args = ci(name).applications[resource.removeprefix("tandem-")]["args"]
-            ranks = args["settings"]["engine"]["tensor_parallel"]
+            ranks = args["settings"]["engine"]["tensor_parallel"] // num_pods(ci(name), resource)
             cpus, gpus = cpus + workers * ranks, gpus + workers * ranks * args["num_gpus"]
         params, (container,) = group["rayStartParams"], group["template"]["spec"]["containers"]
         assert (params["num-cpus"], params["num-gpus"]) == (str(cpus), str(gpus))
@@ -98,9 +104,10 @@ def test_there_are_pods_for_all_workers_and_for_one_more(name: str) -> None:
             deployment = rendered.applications[resource.removeprefix("tandem-")]["deployments"][0]
             bounds = deployment.get("autoscaling_config", {})
             least, most = (bounds.get(f"{end}_replicas", deployment.get("num_replicas")) for end in ("min", "max"))
-            assert group["maxReplicas"] * per_pod >= most + (1 if scales else 0)
+            pods = num_pods(rendered, resource)
+            assert group["maxReplicas"] * per_pod >= pods * (most + scales)
             is_incremental = "clusterUpgradeOptions" in rendered.ray["upgradeStrategy"]
-            assert (group["minReplicas"] == 0) if is_incremental else (group["minReplicas"] * per_pod >= least)
+            assert (group["minReplicas"] == 0) if is_incremental else (group["minReplicas"] * per_pod >= pods * least)
             # Without a pod to come a new worker would wait for ever.
             assert (deployment.get("max_surge_percent") == 0) is (not scales)
 
@@ -189,6 +196,25 @@ def test_ranks_are_as_many_as_gpus() -> None:
     assert {one["args"]["settings"]["model"]["device"] for one in TRIAL.applications.values()} == {"cpu"}
     assert worker(RDMA, "decode")["image"] == "tandem-worker:0.1.0-cuda"
     assert worker(TRIAL, "decode")["image"] == "tandem-worker:0.1.0"
+
+
+def test_a_worker_may_have_several_pods() -> None:
+    values = {
+        "pools": {
+            "prefill": {"gpus": 8},
+            "decode": {"gpus": 16, "podsPerWorker": 2, "replicas": 3, "maxReplicas": 4, "surgePods": 2},
+        }
+    }
+    rendered = render(values)
+    args = rendered.applications["decode"]["args"]
+    assert args["settings"]["engine"] == {"tensor_parallel": 16, "nnodes": 2}
+    assert args["resources"] == {"tandem-decode": 1} and args["num_gpus"] == 1
+    group = rendered.groups["decode"]
+    assert slots(group) == {"tandem-decode": 1}, "of each pod of a worker"
+    assert (group["rayStartParams"]["num-cpus"], group["rayStartParams"]["num-gpus"]) == ("8", "8")
+    assert worker(rendered, "decode")["resources"]["limits"]["nvidia.com/gpu"] == 8
+    assert (group["replicas"], group["minReplicas"], group["maxReplicas"]) == (6, 6, 10)
+    assert "nnodes" not in rendered.applications["prefill"]["args"]["settings"]["engine"]
 
 
 def test_rdma_takes_devices_and_ucx_variables() -> None:

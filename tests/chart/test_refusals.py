@@ -107,6 +107,19 @@ BY_RULE: list[Case] = [
         {"pools": {"prefill": {"colocate": True}, "decode": {"colocate": True}}, "worker": {"port": 9179}},
         "worker.port is 9179 and worker.metrics_port is 9180: set them at least 2 apart",
     ),
+    ({"pools": {"decode": {"tensorParallel": 3, "podsPerWorker": 2}}}, "pools.decode.podsPerWorker is 2, and a worker"),
+    (
+        {"pools": {"decode": {"tensorParallel": 2, "podsPerWorker": 2, "replicasPerPod": 2}}},
+        "pools.decode.podsPerWorker is 2: a worker of several pods shares none",
+    ),
+    (
+        {"pools": {"decode": {"tensorParallel": 2, "podsPerWorker": 2, "surgePods": 1}}},
+        "pools.decode.surgePods is 1: a worker takes 2 pods",
+    ),
+    (
+        {"pools": {"decode": {"tensorParallel": 2, "podsPerWorker": 2}}, "transfer": {"backend": "local"}},
+        "transfer.backend is local, and pools.decode.podsPerWorker is 2",
+    ),
     ({"pools": {"decode": None}}, "pools: there must be prefill and decode workers"),
     ({"transfer": {"require": "cuda_ipc"}}, "set pools.decode.colocate"),
     (

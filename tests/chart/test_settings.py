@@ -298,7 +298,7 @@ def test_the_schema_accepts_the_lanes_of_a_pool_that_the_setting_accepts() -> No
 def test_a_planner_s_config_names_the_release_s_pools_and_objects() -> None:
     pools = {
         "prefill": {"replicas": 2, "minReplicas": 1, "maxReplicas": 8, "replicasPerPod": 2, "surgePods": 1},
-        "decode": {"replicas": 3},
+        "decode": {"replicas": 3, "tensorParallel": 4, "podsPerWorker": 4},
     }
     planner = {"enabled": True, "mode": "act", "actuator": "raycluster"}
     rendered = render({"planner": planner, "pools": pools, "ray": {"inTreeAutoscaling": {"enabled": False}}})
@@ -311,7 +311,10 @@ def test_a_planner_s_config_names_the_release_s_pools_and_objects() -> None:
     ) == (1, 8, 3, 3)
     assert planner_config.rayservice == rendered.one("rayservice")["metadata"]["name"]
     groups = read_groups(planner_config.groups)
-    assert groups == (WorkerGroup("prefill", "prefill", 2, 1), WorkerGroup("decode", "decode", 1))
+    assert groups == (
+        WorkerGroup("prefill", "prefill", num_workers=2, num_spare=1),
+        WorkerGroup("decode", "decode", num_pods=4),
+    )
     assert {group.name for group in groups} == set(rendered.groups)
     assert (
         planner_config.host == "0.0.0.0"

@@ -6,6 +6,9 @@
 {{- $pool := mergeOverwrite (deepCopy $root.Values.poolDefaults) (get $root.Values.pools (last .) | default dict) -}}
 {{- $_ := set $pool "name" (last .) -}}
 {{- $_ := set $pool "ranks" (int (default (max 1 (int $pool.gpus)) $pool.tensorParallel)) -}}
+{{- /* Ranks and GPUs of the pool in each of its pods. */ -}}
+{{- $_ := set $pool "podRanks" (div (mul $pool.ranks $pool.replicasPerPod) $pool.podsPerWorker | int) -}}
+{{- $_ := set $pool "podGpus" (div (mul $pool.gpus $pool.replicasPerPod) $pool.podsPerWorker | int) -}}
 {{- $_ := set $pool "least" (int (ternary $pool.replicas $pool.minReplicas (lt (int $pool.minReplicas) 0))) -}}
 {{- $_ := set $pool "most" (int (default $pool.replicas $pool.maxReplicas)) -}}
 {{ toYaml $pool }}
@@ -37,9 +40,10 @@
 {{ ternary (add (first .) (last .)) 0 (eq (int (index . 1).replicasPerPod) 1) }}
 {{- end }}
 
-{{/* Number of pods for a number of workers: list of workers and workers per pod. */}}
+{{/* Number of pods for a number of workers: list of workers and pool. */}}
 {{- define "tandem.pods" -}}
-{{ div (add (first .) (last .) -1) (last .) }}
+{{- $workers := first . -}}{{- $pool := last . -}}
+{{ mul (div (add $workers $pool.replicasPerPod -1) $pool.replicasPerPod) $pool.podsPerWorker }}
 {{- end }}
 
 {{/* Compute threads of one worker on CPUs, from the pod's limit: list of group and pool. */}}
@@ -60,6 +64,7 @@
     "metrics_port" (include "tandem.workerPort" (list $root.Values.worker.metrics_port $pool (last .)) | int) -}}
 {{- if $pool.lanes }}{{ $_ := set $worker "lanes" $pool.lanes }}{{ end -}}
 {{- $engine := dict "tensor_parallel" (int $pool.ranks) -}}
+{{- if gt (int $pool.podsPerWorker) 1 }}{{ $_ := set $engine "nnodes" (int $pool.podsPerWorker) }}{{ end -}}
 {{- if not (or $pool.gpus $root.Values.engine.num_threads) -}}
 {{- $_ := set $engine "num_threads" (include "tandem.threads" (list $group $pool) | int) -}}
 {{- end -}}
@@ -167,12 +172,26 @@
 {{- if ne (include "tandem.device" $root) (ternary "cuda" "cpu" (gt (int $pool.gpus) 0)) -}}
 {{- fail (printf "pools.%s.gpus is 0, and other pools have GPUs: workers on CPUs and on GPUs cannot exchange KV, so set gpus in all pools or in none" $name) -}}
 {{- end -}}
+{{- if gt (int $pool.podsPerWorker) 1 -}}
+{{- if or $pool.colocate (gt (int $pool.replicasPerPod) 1) -}}
+{{- fail (printf "pools.%s.podsPerWorker is %v: a worker of several pods shares none of them, so unset colocate and replicasPerPod, or podsPerWorker" $name $pool.podsPerWorker) -}}
+{{- end -}}
+{{- if mod $pool.ranks $pool.podsPerWorker -}}
+{{- fail (printf "pools.%s.podsPerWorker is %v, and a worker has %v ranks: set gpus or tensorParallel to a multiple of it, because each pod has equally many" $name $pool.podsPerWorker $pool.ranks) -}}
+{{- end -}}
+{{- if mod $pool.surgePods $pool.podsPerWorker -}}
+{{- fail (printf "pools.%s.surgePods is %v: a worker takes %v pods, so set a multiple of that" $name $pool.surgePods $pool.podsPerWorker) -}}
+{{- end -}}
+{{- if eq (get $root.Values.transfer "backend" | default "auto") "local" -}}
+{{- fail (printf "transfer.backend is local, and pools.%s.podsPerWorker is %v: local reads only within a pod, so set another backend" $name $pool.podsPerWorker) -}}
+{{- end -}}
+{{- end -}}
 {{- if $pool.colocate -}}
 {{- range $key, $_ := omit (get $root.Values.pools $name) "role" "replicas" "minReplicas" "maxReplicas" "gpus" "tensorParallel" "replicasPerPod"
-    "colocate" "surgePods" "engine" "speculative" "lanes" -}}
+    "podsPerWorker" "colocate" "surgePods" "engine" "speculative" "lanes" -}}
 {{- fail (printf "pools.%s.%s describes a pod, and colocated pools share theirs: set colocated.%s, or unset pools.%s.colocate" $name $key $key $name) -}}
 {{- end -}}
-{{- $_ := set $pods $name (include "tandem.pods" (list $pool.replicas $pool.replicasPerPod)) -}}
+{{- $_ := set $pods $name (include "tandem.pods" (list $pool.replicas $pool)) -}}
 {{- else if and (has (get $root.Values.transfer "require" | default "any") (list "cuda_ipc" "shared_memory")) (ne $pool.role "mixed") -}}
 {{- fail (printf "transfer.require is %s, which only links within one pod can meet: set pools.%s.colocate, or another transfer.require" $root.Values.transfer.require $name) -}}
 {{- end -}}

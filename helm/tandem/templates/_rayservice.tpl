@@ -59,19 +59,20 @@ max_surge_percent: 0 # a new worker would wait forever for a pod
      leaves room to grow wherever Ray may add pods, because KubeRay does not change the bounds of a running cluster. */}}
 {{- define "tandem.groupSize" -}}
 {{- $root := first . -}}
-{{- $least := 0 -}}{{- $most := 0 -}}{{- $now := 0 -}}{{- $spare := 0 -}}
+{{- $least := 0 -}}{{- $most := 0 -}}{{- $now := 0 -}}{{- $spare := 0 -}}{{- $step := 1 -}}
 {{- range (last .).pools -}}
 {{- $isPlanned := include "tandem.isPlanned" (list $root .) -}}
-{{- $least = max $least (include "tandem.pods" (list (ternary .least .replicas (ne $isPlanned "")) .replicasPerPod)) -}}
+{{- $least = max $least (include "tandem.pods" (list (ternary .least .replicas (ne $isPlanned "")) .)) -}}
 {{- $mayGrow := or (ne $isPlanned "") $root.Values.ray.inTreeAutoscaling.enabled -}}
-{{- $most = max $most (include "tandem.pods" (list (ternary .most .replicas $mayGrow) .replicasPerPod)) -}}
-{{- $now = max $now (include "tandem.pods" (list .replicas .replicasPerPod)) -}}
+{{- $most = max $most (include "tandem.pods" (list (ternary .most .replicas $mayGrow) .)) -}}
+{{- $now = max $now (include "tandem.pods" (list .replicas .)) -}}
+{{- $step = max $step .podsPerWorker -}}
 {{- $spare = max $spare .surgePods -}}
 {{- end -}}
 {{- if $root.Values.ray.inTreeAutoscaling.enabled }}
 replicas: {{ $now }}
 minReplicas: {{ ternary 0 $least (ne (include "tandem.isIncremental" $root) "") }}
-maxReplicas: {{ add $most (max 1 $spare) }} # room for a new worker before the old one ends
+maxReplicas: {{ add $most (max $step $spare) }} # room for a new worker before the old one ends
 {{- else }}
 replicas: {{ add $now $spare }}
 minReplicas: {{ add $least $spare }}
@@ -79,14 +80,14 @@ maxReplicas: {{ add $most $spare }}
 {{- end }}
 {{- end }}
 
-{{/* Ray's custom resources of a group's pod: a slot per worker, and one CPU per rank. */}}
+{{/* Ray's resources of a group's pod: a slot per worker with ranks in it, and one CPU per rank. */}}
 {{- define "tandem.rayStartParams" -}}
 {{- $root := first . -}}
 {{- $slots := dict -}}{{- $ranks := 0 -}}{{- $gpus := 0 -}}
 {{- range (last .).pools -}}
 {{- $_ := set $slots (printf "tandem-%s" .name) (int .replicasPerPod) -}}
-{{- $ranks = add $ranks (mul .ranks .replicasPerPod) -}}
-{{- $gpus = add $gpus (mul .gpus .replicasPerPod) -}}
+{{- $ranks = add $ranks .podRanks -}}
+{{- $gpus = add $gpus .podGpus -}}
 {{- end -}}
 num-cpus: {{ $ranks | quote }}
 num-gpus: {{ $gpus | quote }}
@@ -130,7 +131,7 @@ resources: {{ printf "'%s'" (toJson $slots) | quote }}
 {{- define "tandem.rayResources" -}}
 {{- $pod := deepCopy .pod.resources -}}
 {{- $devices := dict -}}{{- $gpus := 0 -}}
-{{- range .pools }}{{ $gpus = add $gpus (mul .gpus .replicasPerPod) }}{{ end -}}
+{{- range .pools }}{{ $gpus = add $gpus .podGpus }}{{ end -}}
 {{- if $gpus }}{{ $_ := set $devices .pod.gpuResource $gpus }}{{ end -}}
 {{- if .pod.rdma.resource }}{{ $_ := set $devices .pod.rdma.resource (int .pod.rdma.count) }}{{ end -}}
 {{ toYaml (dict
