@@ -341,8 +341,8 @@ class WorkerConfig:
     """Write the batch and duration of every step to a file in this directory, as input of `tandem fit-cost`. Empty
     writes none."""
     run_dir: str = ""
-    """Set the directory in which a worker keeps a file while it runs, by which `tandem drain --local` finds it. Empty
-    writes none."""
+    """Set the directory in which a worker keeps a file while it runs, on each machine with ranks of it, by which
+    `tandem drain --local` finds it. Empty writes none."""
     metrics_port: OptionalPort = 0
     """Set the TCP port of the worker's /metrics. 0 means any free port, which the gateways list for Prometheus; -1
     turns it off."""

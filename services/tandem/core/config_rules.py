@@ -180,4 +180,10 @@ def _planner_violations(config: Config) -> Iterator[Violation]:
         rule = "must be a name of a Kubernetes object: lower-case letters, digits, '-' and '.', at most 253"
         yield "planner.lease", rule
     if planner.groups and read_groups(planner.groups) is None:
-        yield "planner.groups", "must be empty or name groups by role: prefill=GROUP,decode=GROUP:2"
+        yield (
+            "planner.groups",
+            (
+                "must be empty or name groups by role, as prefill=GROUP,decode=GROUP:2+1. GROUP:2 has two workers in a "
+                "pod, GROUP/2 two pods for a worker (not both), and +1 is a spare pod"
+            ),
+        )

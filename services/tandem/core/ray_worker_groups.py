@@ -50,14 +50,11 @@ _GROUP = re.compile(
 )
 
 
-_LEAST = {"workers": 1, "pods": 1, "spare": 0}
-
-
 def _read(part: str) -> WorkerGroup | None:
     found = _GROUP.fullmatch(part)
     if found is None or found["role"] not in ROLES:
         return None
-    num_workers, num_pods, num_spare = (int(found[name] or least) for name, least in _LEAST.items())
+    num_workers, num_pods, num_spare = int(found["workers"] or 1), int(found["pods"] or 1), int(found["spare"] or 0)
     if min(num_workers, num_pods) > 1:
         return None
     return WorkerGroup(found["role"], found["name"], num_workers, num_pods, num_spare)

@@ -144,7 +144,9 @@ class Program:
 
         finder = ClusterFinder(api, planner.rayservice, planner.raycluster, groups, watch)
         self._leadership = LeaseKeeper(election, api, planner.lease, self._clock, finder.owner, metrics.failed)
-        pod_drain, retries = PodDrain(self._inventory, self._clock), Retries(Backoff(_random), metrics.failed)
+        spanning = [group.name for group in groups if group.num_pods > 1]
+        pod_drain = PodDrain(self._inventory, self._clock, spanning)
+        retries = Retries(Backoff(_random), metrics.failed)
         return RayClusterActuator(finder, self._leadership, pod_drain, serve, retries)
 
 

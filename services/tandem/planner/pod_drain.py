@@ -10,7 +10,7 @@ if this planner saw the pod appear.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tandem.core.addresses import host_of
@@ -56,10 +56,13 @@ class PodDrain:
     """Tracks for each pod of a cluster whether it is draining and whether jobs or leases are left on its workers.
 
     `drain` starts draining pods; each further call updates the number of jobs and leases that are left on draining
-    pods. `look` returns the state of each pod. `inventory`: calls the workers."""
+    pods. `look` returns the state of each pod. `inventory`: calls the workers. `spanning`: names of the groups whose
+    workers have several pods. Such a pod counts neither as starting nor as lost while there is a registered worker that
+    has never answered, because that worker may have ranks in it."""
 
-    def __init__(self, inventory: WorkerInventory, clock: Clock) -> None:
+    def __init__(self, inventory: WorkerInventory, clock: Clock, spanning: Collection[str] = ()) -> None:
         self._inventory = inventory
+        self._spanning = spanning
         self._clock = clock
         self._pods: dict[str, _PodState] = {}
         self._num_left: dict[WorkerRef, int | None] = {}
@@ -123,6 +126,7 @@ class PodDrain:
             state.is_adopted = True
         elif any(worker.load is not None and not worker.load.draining for worker in inside):
             state.is_adopted = False
+        is_known = self._knows_all_hosts or pod.group not in self._spanning
         num_left = [self._num_left.get(worker.ref) for worker in state.workers]
         if num_left and not any(number != 0 for number in num_left):
             state.is_empty = True
@@ -133,15 +137,14 @@ class PodDrain:
             num_jobs=sum(worker.num_jobs for worker in inside) if inside else None,
             is_draining=state.is_draining,
             is_empty=state.is_empty,
-            is_starting=state.is_starting,
-            is_lost=not inside
-            # A worker that has never answered may have ranks here.
-            and self._knows_all_hosts
+            is_starting=state.is_starting and is_known,
+            is_lost=is_known
+            and not inside
             and not state.is_starting
             and now - state.last_seen_at >= LOST_S
             and all(number is None for number in num_left),
             is_ending=pod.is_ending,
-            shared_worker=next(
+            spanning_worker=next(
                 (worker.ref.id for worker in state.workers if len(self._hosts.get(worker.ref, ())) > 1), ""
             ),
         )

@@ -130,19 +130,19 @@ class RayClusterActuator:
         """Compute the step of one group, and drain the pods that it names; these may be empty at once, so the step is
         computed again."""
         view, desired = cluster.groups[group.role], group.pods_for(number) + group.num_spare
-        step = self._next(view, pods, workers, desired, group.num_spare)
+        step = self._next(view, pods, workers, desired, group)
         if not step.drain:
             return view, step
         self._require_lead()
         await self.pod_drain.drain(step.drain, pods, workers)
-        return view, self._next(view, pods, workers, desired, group.num_spare).after(step)
+        return view, self._next(view, pods, workers, desired, group).after(step)
 
     def _next(
-        self, view: GroupView, pods: Sequence[Pod], workers: Sequence[WorkerState], desired: int, num_spare: int
+        self, view: GroupView, pods: Sequence[Pod], workers: Sequence[WorkerState], desired: int, group: WorkerGroup
     ) -> GroupPatch:
         pod_views = self.pod_drain.look(pods, workers)
         inside = [pod_views[pod.name] for pod in pods if pod.group == view.name and pod.name in pod_views]
-        return next_step(view, inside, desired, num_spare)
+        return next_step(view, inside, desired, group.num_spare, group.num_pods)
 
     def _require_lead(self) -> None:
         if not self.leadership.leads:

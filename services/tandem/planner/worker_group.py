@@ -9,12 +9,12 @@ no work any more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 _DRAIN_SHARE = 4
-"""At most one pod in this many drains at the same time, and always at least one may."""
+"""At most one pod in this many drains at the same time, and always at least the pods of one worker may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class PodView:
     - `is_draining`: its workers were requested to drain. `is_empty`: nothing is left on its drained workers.
     - `is_starting`: it appeared while the planner was watching and has not had a worker yet. Any other pod without a
       registered worker may have a worker that serves.
-    - `shared_worker`: id of its worker, whose ranks are on several pods; these drain together. Empty for any other pod.
+    - `spanning_worker`: id of the worker that has ranks in this pod and in others; empty where there is none.
     - `is_lost`: its workers have not been registered for long and do not answer.
     - `is_ending`: it is being deleted; KubeRay counts it until it is gone, unless the group lists it for deletion."""
 
@@ -73,7 +73,7 @@ class PodView:
     is_starting: bool = False
     is_lost: bool = False
     is_ending: bool = False
-    shared_worker: str = ""
+    spanning_worker: str = ""
 
     @property
     def may_be_deleted(self) -> bool:
@@ -118,22 +118,26 @@ class GroupPatch:
         ]
 
 
-def next_step(group: GroupView, pods: Sequence[PodView], desired: int, num_spare: int = 0) -> GroupPatch:
+def next_step(
+    group: GroupView, pods: Sequence[PodView], desired: int, num_spare: int = 0, num_pods: int = 1
+) -> GroupPatch:
     """Compute the next change of a worker group towards `desired` pods, without I/O.
 
     `group`: the worker group as it was read. `pods`: all pods of the group, also those being deleted. `num_spare`: how
-    many of the desired pods are to have no worker. Pods are deleted only when they are drained and nothing is left on
-    them, so a group may need several changes to shrink."""
-    bounded = min(max(desired, group.least), group.most)
+    many of the desired pods are to have no worker. `num_pods`: pods of each worker, which divides `desired`; of the
+    group's bounds only multiples count. Pods are deleted only when they are drained and nothing is left on them, so a
+    group may need several changes to shrink."""
+    least, most = -(-group.least // num_pods) * num_pods, group.most // num_pods * num_pods
+    bounded = min(max(desired, least), most)
     reasons: list[str] = []
     if bounded != desired:
-        reasons.append(f"group {group.name} may have {group.least} to {group.most} pods, not {desired}")
+        reasons.append(f"group {group.name} may have {least} to {most} pods, not {desired}")
     present = [pod for pod in pods if not pod.is_ending and pod.name not in group.listed]
     deleting = tuple(name for name in group.listed if any(pod.name == name for pod in pods))
     may_be_deleted = sorted(pod.name for pod in present if pod.may_be_deleted)
     deleted_names = ", ".join(may_be_deleted)
     still_draining = [pod for pod in present if pod.is_draining and not pod.may_be_deleted]
-    number = min(bounded + len(still_draining), group.most)
+    number = min(bounded + len(still_draining), most)
     drain: list[PodView] = []
     if number >= group.replicas:
         # Draining pods are deleted all the same, because a draining worker takes no work any more. KubeRay makes new
@@ -151,7 +155,7 @@ def next_step(group: GroupView, pods: Sequence[PodView], desired: int, num_spare
     else:
         replicas = max(number, group.replicas - len(may_be_deleted))
         listed = (*deleting, *may_be_deleted) if may_be_deleted else group.listed
-        drain = _pods_to_drain(present, bounded, num_spare)
+        drain = _pods_to_drain(present, bounded, num_spare, num_pods)
         if may_be_deleted:
             reasons.append(f"group {group.name} goes from {group.replicas} to {replicas} pods without {deleted_names}")
         if drain:
@@ -163,26 +167,32 @@ def next_step(group: GroupView, pods: Sequence[PodView], desired: int, num_spare
     return GroupPatch(replicas=replicas, listed=listed, drain=drain_names, reasons=tuple(reasons))
 
 
-def _pods_to_drain(present: Sequence[PodView], desired: int, num_spare: int) -> list[PodView]:
+def _pods_to_drain(present: Sequence[PodView], desired: int, num_spare: int, num_pods: int) -> list[PodView]:
     """Choose the pods to drain next. Pods that drain already count towards the number; `num_spare` pods do not.
 
     Chosen first are pods without a worker yet, then those with the fewest jobs, then lost ones. A pod whose worker is
-    not registered, but not lost, stays, because the worker may be at work. The pods of a worker that has several are
-    chosen all or none of them.
+    not registered, but not lost, stays, because the worker may be at work. The pods of a worker that has `num_pods` of
+    them are chosen together or not at all.
     """
     draining = [pod for pod in present if pod.is_draining]
-    staying = [pod for pod in present if not pod.is_draining]
-    sharing: dict[str, list[PodView]] = {}
-    for pod in staying:
-        sharing.setdefault(pod.shared_worker or pod.name, []).append(pod)
-    room = max(*map(len, sharing.values()), len(present) // _DRAIN_SHARE, 1) - len(draining)
+    staying = sorted((pod for pod in present if not pod.is_draining), key=lambda pod: (pod.num_jobs or 0, pod.name))
+    room = max(num_pods, len(present) // _DRAIN_SHARE) - len(draining)
     number = max(0, min(len(staying) - desired, room))
-    order = sorted(staying, key=lambda pod: (pod.num_jobs or 0, pod.name))
-    starting = [pod for pod in order if pod.is_starting]
-    lost = [pod for pod in order if pod.is_lost][max(0, num_spare - len(starting)) :]
-    chosen: dict[str, PodView] = {}
-    for pod in (*starting[num_spare:], *(pod for pod in order if pod.num_jobs is not None), *lost):
-        together = sharing[pod.shared_worker or pod.name]
-        if pod.name not in chosen and len(chosen) + len(together) <= number:
-            chosen |= {member.name: member for member in together}
-    return list(chosen.values())
+    starting = [pod for pod in staying if pod.is_starting]
+    unneeded = starting[num_spare:]
+    units = [unneeded[first : first + num_pods] for first in range(0, len(unneeded), num_pods)]
+    units += _by_worker(pod for pod in staying if pod.num_jobs is not None)
+    units += _by_worker(pod for pod in staying if pod.is_lost)[max(0, num_spare - len(starting)) :]
+    chosen: list[PodView] = []
+    for unit in units:
+        if len(chosen) + len(unit) <= number:
+            chosen += unit
+    return chosen
+
+
+def _by_worker(pods: Iterable[PodView]) -> list[list[PodView]]:
+    """Return the pods in their order, those of a worker that has several pods together at the place of the first."""
+    groups: dict[str, list[PodView]] = {}
+    for pod in pods:
+        groups.setdefault(pod.spanning_worker or pod.name, []).append(pod)
+    return list(groups.values())

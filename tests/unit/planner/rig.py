@@ -79,7 +79,7 @@ class Planner:
         self.actuator = RayClusterActuator(
             self.finder,
             self.leadership,
-            PodDrain(world.census, clock),
+            PodDrain(world.census, clock, [group.name for group in groups if group.num_pods > 1]),
             ServeActuator(PlannerId(name), targets, world.census, {}),
             Retries(Backoff(lambda: 0.0), self.errors.append, self._wait),
         )

@@ -40,18 +40,18 @@ WIDE = replace(worker(WorkerLoad(num_blocks=64)), hosts=("10.0.0.1", "10.0.0.2")
 
 
 def test_a_worker_belongs_to_the_pods_of_all_its_ranks() -> None:
-    pod_drain = PodDrain(None, Tick())  # type: ignore[arg-type]
+    pod_drain = PodDrain(None, Tick(), ["decode"])  # type: ignore[arg-type]
     views = pod_drain.look(PODS, [WIDE])
-    assert [(view.num_jobs, view.shared_worker) for view in views.values()] == [(0, "w"), (0, "w"), (None, "")]
+    assert [(view.num_jobs, view.spanning_worker) for view in views.values()] == [(0, "w"), (0, "w"), (None, "")]
     silent = replace(WIDE, load=None, hosts=(), problem="it does not answer")
     assert [view.num_jobs for view in pod_drain.look(PODS, [silent]).values()] == [0, 0, None], "its hosts are known"
 
 
-@pytest.mark.parametrize("hosts", [(), WIDE.hosts])
-def test_no_pod_is_lost_while_the_hosts_of_a_worker_are_unknown(hosts: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("hosts", "spanning"), [((), ["decode"]), ((), []), (WIDE.hosts, ["decode"])])
+def test_no_pod_is_lost_that_may_belong_to_a_silent_worker(hosts: tuple[str, ...], spanning: list[str]) -> None:
     clock = Tick()
-    pod_drain = PodDrain(None, clock)  # type: ignore[arg-type]
+    pod_drain = PodDrain(None, clock, spanning)  # type: ignore[arg-type]
     for _ in range(2):
         views = pod_drain.look(PODS, [replace(WIDE, hosts=hosts)])
         clock.at += LOST_S
-    assert [view.is_lost for view in views.values()] == [False, False, bool(hosts)]
+    assert views["a"].is_lost is False and views["c"].is_lost is bool(hosts or not spanning)

@@ -45,6 +45,25 @@ async def test_all_pods_of_a_worker_go_together(make_planner: MakePlanner, world
     assert world.replicas() == (1, 6) and world.num_serving(GROUPS["decode"]) == 3
 
 
+async def test_pods_of_a_worker_that_has_never_answered_are_not_free(
+    make_planner: MakePlanner, world: World[Objects]
+) -> None:
+    groups = (WorkerGroup("prefill", GROUPS["prefill"]), WorkerGroup("decode", GROUPS["decode"], num_pods=2))
+    world.pods_of_worker = {GROUPS["decode"]: 2}
+    world.create(1, 2)
+    planner = make_planner("a", groups)
+    await rounds(planner, world, ReplicaTarget(1, 2), 2)
+    before = {*world.workers}
+    await rounds(planner, world, ReplicaTarget(1, 2), 1)
+    (late,) = {*world.workers} - before
+    world.silent = {late}
+    await rounds(planner, world, ReplicaTarget(1, 1), 1)
+    assert late in world.workers and not world.ending, "one of its pods has no known worker"
+    world.silent = set()
+    await rounds(planner, world, ReplicaTarget(1, 1), 12)
+    assert world.replicas() == (1, 2) and len(world.workers) == 2
+
+
 async def test_a_pod_stays_named_while_it_ends(planner: Planner, world: World[Objects]) -> None:
     """Otherwise KubeRay would count the pod, and delete another one in its place."""
     world.grace = 9

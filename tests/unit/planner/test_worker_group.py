@@ -103,12 +103,19 @@ def test_one_whose_worker_is_out_of_sight_stays() -> None:
 
 
 def test_the_pods_of_a_worker_drain_together_or_not_at_all() -> None:
-    pods = [replace(busy(name, 3), shared_worker="wide") for name in "ab"]
-    pods += [replace(busy(name, 1), shared_worker="other") for name in "cd"]
-    assert next_step(group(4), pods, 2).drain == ("c", "d")
-    assert next_step(group(4), pods, 3).drain == ()
+    pods = [replace(busy(name, 3), spanning_worker="wide") for name in "ab"]
+    pods += [replace(busy(name, 1), spanning_worker="other") for name in "cd"]
+    assert next_step(group(4), pods, 2, num_pods=2).drain == ("c", "d")
     pods[2:] = [replace(pod, is_draining=True) for pod in pods[2:]]
-    assert next_step(group(4), pods, 0).drain == (), "one worker at a time"
+    assert next_step(group(4), pods, 2, num_pods=2).drain == (), "one worker at a time"
+
+
+def test_pods_without_a_worker_leave_by_the_number_that_a_worker_takes() -> None:
+    pods = [PodView(name=name, num_jobs=None, is_starting=True) for name in "abcde"]
+    assert next_step(group(5), pods, 3, num_spare=1, num_pods=2).drain == ("b", "c")
+    wide = GroupView(index=0, name="g", replicas=6, least=3, most=7)
+    step = next_step(wide, [*pods, busy("f")], 2, num_pods=2)
+    assert step.drain == ("a", "b") and "may have 4 to 6 pods, not 2" in step.reasons[0]
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ class Worker:
 class World(Generic[ObjectsT]):
     """Simulated cluster. `violations` must stay empty. A pod can have a worker `start` steps after it was created, and
     is present for `grace` steps after it was deleted. `pods_of_worker`: pods of each worker of a group, by the group's
-    name, 1 by default. `workers`: by the name of their first pod."""
+    name, 1 by default. `workers`: by the name of their first pod. `silent`: workers that do not answer."""
 
     api: ObjectsT
     clock: Tick = field(default_factory=Tick)
@@ -84,6 +84,7 @@ class World(Generic[ObjectsT]):
     ending: dict[str, int] = field(default_factory=dict)
     hidden: set[str] = field(default_factory=set)
     pods_of_worker: dict[str, int] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.api.wrote = self._wrote
@@ -238,6 +239,8 @@ class World(Generic[ObjectsT]):
 
     def _state(self, worker: Worker) -> WorkerState:
         load = WorkerLoad(num_running=worker.num_jobs, num_blocks=64, draining=worker.is_draining)
+        if worker.state.ref.id in self.silent:
+            return replace(worker.state, hosts=(), problem="it does not answer")
         return replace(worker.state, load=load)
 
     def _wrote(self, who: str, before: Object | None, after: Object) -> None:
