@@ -115,6 +115,36 @@ async def test_a_disconnect_cancels_work_and_waits_for_its_end() -> None:
     assert log == ["tidied"]
 
 
+async def test_a_cancellation_of_the_server_reaches_the_work() -> None:
+    exchange, log = Client().exchange(), []
+    await read_body(exchange)
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            log.append("tidied")
+
+    serving = asyncio.create_task(exchange.run_until_disconnect(work()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    assert log == ["tidied"]
+
+
+async def test_work_that_cancels_itself_counts_as_cancelled() -> None:
+    exchange = Client().exchange()
+    await read_body(exchange)
+
+    async def work() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(asyncio.CancelledError):
+        await exchange.run_until_disconnect(work())
+
+
 async def test_an_error_of_the_handler_propagates() -> None:
     exchange = Client().exchange()
     await read_body(exchange)

@@ -125,25 +125,27 @@ class Exchange(Request):
         was read, because it consumes all further messages of the client.
 
         `work` runs in a task of its own, because each token resumes all coroutines of its task, from the outermost on,
-        and a request's task has eight more of them around `work`."""
+        and those around `work` are more than those inside."""
         task = asyncio.ensure_future(work)
         watcher = asyncio.ensure_future(self._cancel_at_disconnect(task))
         try:
             await task
         except asyncio.CancelledError:
             this_task = asyncio.current_task()
-            if not watcher.done() or (this_task is not None and this_task.cancelling()):
+            has_cancelled = watcher.done() and not watcher.cancelled() and watcher.result()
+            if not has_cancelled or (this_task is not None and this_task.cancelling()):
                 raise
         finally:
             watcher.cancel()
-            del task, watcher  # exceptions refer to this frame, and both tasks to exceptions: a cycle
+            # A task refers to its exception, whose traceback refers to this frame: a cycle.
+            del task, watcher
 
-    async def _cancel_at_disconnect(self, task: asyncio.Future[None]) -> None:
+    async def _cancel_at_disconnect(self, task: asyncio.Future[None]) -> bool:
+        """Wait until the client disconnects; return whether `task` was cancelled for that."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
         # A server reports a disconnect also after a complete response, when the work may still be cleaning up.
-        if not self.complete:
-            task.cancel()
+        return not self.complete and task.cancel()
 
 
 def json_response(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
