@@ -39,9 +39,9 @@ RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--num-g
 class RayNode:
     """Own the processes of Ray on one host."""
 
-    def __init__(self, network: Network, log: Path, environment: dict[str, str], num_cpus: int, *words: str) -> None:
+    def __init__(self, network: Network, log: Path, environment: dict[str, str], *words: str) -> None:
         own = {name: value for name, value in os.environ.items() if not name.startswith(("TANDEM_", "RAY_"))}
-        room = ("--num-cpus", str(num_cpus), "--object-store-memory", str(100 << 20))
+        room = ("--num-cpus", "3", "--object-store-memory", str(100 << 20))
         command = (*network.within, *RAY, "--node-ip-address", network.address, *room, *words)
         self._log = log
         with log.open("wb") as output:
@@ -95,13 +95,11 @@ class RayHosts:
 @contextmanager
 def running_ray(
     directory: Path,
-    num_cpus: int = 3,
     prefill: dict[str, Any] | None = None,
     pools: Mapping[str, str] = MappingProxyType(POOLS),
 ) -> Iterator[RayHosts]:
-    """Start a Ray cluster whose hosts but the first have `num_cpus` CPUs each, with engine settings `prefill` of the
-    prefill worker, and yield it once it serves. `pools`: the pool whose workers a host may have. Skips the test where
-    there are no network namespaces."""
+    """Start a Ray cluster, with engine settings `prefill` of the prefill worker, and yield it once it serves. `pools`:
+    the pool whose workers a host may have. Skips the test where there are no network namespaces."""
     with ExitStack() as stack:
         try:
             network = dict(zip(HOSTS, stack.enter_context(networks(*HOSTS)), strict=True))
@@ -121,8 +119,7 @@ def running_ray(
         nodes: dict[str, RayNode] = {}
 
         def start(host: str, *words: str) -> None:
-            room = 3 if host == "head" else num_cpus
-            nodes[host] = RayNode(network[host], directory / f"{host}.log", environment, room, *words)
+            nodes[host] = RayNode(network[host], directory / f"{host}.log", environment, *words)
             stack.callback(nodes[host].kill)
             nodes[host].wait_joined()  # several that start at once time out on two cores
 

@@ -115,8 +115,7 @@ def _end_with_parent(has_parent_ended: threading.Event, channel: RankChannel) ->
 class _CommandReader:
     """Receive the first rank's messages on a thread of its own: put commands for the model into `commands`, pass
     entries of the ranks' store to `on_entry`, and execute the commands for this rank's KV transfer, which a function
-    taken from `openers` opens. While that transfer is open, there is the
-    run file that `make_run_file` returns.
+    taken from `openers` opens. The run file that `make_run_file` returns exists while the transfer is open.
 
     When the connection ends, `commands` gets None, and the process is killed unless `has_ended` is set within `END_S`
     seconds.
@@ -198,9 +197,9 @@ class _CommandReader:
 
 def _make_run_file(config: Config, rank: int, worker: WorkerRef) -> RunFile | None:
     """Return the run file by which `tandem drain --local` finds `worker` on this machine; None unless `rank` is the
-    first rank here of a worker whose first rank is on another machine."""
-    is_first_here = rank % config.engine.ranks_per_node == 0
-    return RunFile(Path(config.worker.run_dir), worker) if config.worker.run_dir and is_first_here else None
+    first of its node's part of the ranks."""
+    is_first_of_node = rank % config.engine.ranks_per_node == 0
+    return RunFile(Path(config.worker.run_dir), worker) if config.worker.run_dir and is_first_of_node else None
 
 
 def _send_event(channel: RankChannel, event: RankEvent) -> None:

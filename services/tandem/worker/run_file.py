@@ -1,4 +1,4 @@
-"""Write and read run files: one file per running worker, by which other programs on the machine find it.
+"""Write and read run files, by which other programs on a machine find the workers that have ranks on it.
 
 A killed worker leaves its run file behind, so the worker that a run file names may have ended.
 """
@@ -6,6 +6,7 @@ A killed worker leaves its run file behind, so the worker that a run file names 
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from urllib.parse import quote
 
@@ -32,7 +33,7 @@ class RunFile:
     def write(self) -> None:
         """Write the file atomically, and create the directory if needed. Raises TandemError when the file cannot be
         written."""
-        unfinished = self._path.with_suffix(".new")
+        unfinished = self._path.with_suffix(f".{os.getpid()}.new")  # ranks on one machine may write the same file
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             unfinished.write_bytes(msgspec.json.encode(self._me))

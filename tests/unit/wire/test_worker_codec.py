@@ -156,7 +156,7 @@ def peers(draw: st.DrawFn) -> TransportPeer:
         )
         for start, stop in zip([0, *cuts], cuts, strict=False)
     ]
-    ranks = tuple(TransportRank(draw(NAMES), draw(st.binary(max_size=8)), region) for region in regions)
+    ranks = tuple(TransportRank(draw(NAMES), draw(st.binary(max_size=8)), region, draw(NAMES)) for region in regions)
     return TransportPeer(draw(workers), layout, ranks)
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tandem.core.config import WorkerConfig
+from tandem.core.config import Config, EngineConfig, WorkerConfig
 from tandem.core.errors import TandemError
 from tandem.core.ids import Incarnation, WorkerId, WorkerRef
+from tandem.worker import rank_process
 from tandem.worker.run_file import RunFile, read_run_files
 from tests.unit.worker.conftest import Nodes
 
@@ -38,6 +39,31 @@ def test_an_incarnation_removes_only_its_own_file(tmp_path: Path) -> None:
     second.remove()
     second.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_on_one_machine_may_write_the_same_file(tmp_path: Path) -> None:
+    files = [RunFile(tmp_path, worker("a")) for _ in range(2)]
+    for file in files:
+        file.write()
+    assert read_run_files(tmp_path) == (worker("a"),)
+    for file in files:
+        file.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("rank", "run_dir", "writes"), [(1, "run", False), (2, "run", True), (3, "run", False), (2, "", False)]
+)
+def test_the_first_rank_of_each_further_machine_writes_the_run_file(
+    tmp_path: Path, rank: int, run_dir: str, writes: bool
+) -> None:
+    where = str(tmp_path / run_dir) if run_dir else ""
+    config = Config(engine=EngineConfig(tensor_parallel=4, nnodes=2), worker=WorkerConfig(run_dir=where))
+    file = rank_process._make_run_file(config, rank, worker("wide"))
+    assert (file is not None) is writes
+    if file is not None:
+        file.write()
+        assert read_run_files(tmp_path / run_dir) == (worker("wide"),)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"id": "x"}', '{"id": 3, "incarnation": 1, "address": "x:1"}'])

@@ -42,7 +42,8 @@ def build(args: Mapping[str, Any]) -> Any:
     - `config`: path of a settings file.
     - `settings`: more settings, nested or flat, which override the file and the environment.
     - `num_gpus`: GPUs of each rank; by default 1 where the model is on cuda.
-    - `resources`: Ray resources of each worker, by name; one of engine.nnodes machines has them on each machine.
+    - `resources`: Ray resources of each worker, by name. A worker of several machines (engine.nnodes) takes them on
+      each of these.
 
     Raises TandemError(INVALID_REQUEST) that names the key when a key or its value is not valid.
     """
