@@ -48,6 +48,12 @@ def num_pods(rendered: Rendered, resource: str) -> int:
     return int(engine.get("nnodes", 1))
 
 
+@EACH
+def test_the_ranks_of_an_example_divide_eight_kv_heads(name: str) -> None:
+    for application in ci(name).applications.values():
+        assert 8 % application["args"]["settings"]["engine"]["tensor_parallel"] == 0
+
+
 def test_ray_is_the_version_that_is_tested() -> None:
     assert TRIAL.ray["rayClusterConfig"]["rayVersion"] == ray.__version__
 

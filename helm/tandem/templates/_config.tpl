@@ -63,7 +63,10 @@
 {{- with include "tandem.plannedPool" (list $ $role) | fromYaml -}}
 {{- $_ := set $settings (printf "min_%s" $role) (int .least) -}}
 {{- $_ := set $settings (printf "max_%s" $role) (int .most) -}}
-{{- if not .colocate }}{{ $groups = append $groups (printf "%s=%s:%d/%d+%d" $role .name (int .replicasPerPod) (int .podsPerWorker) (int .surgePods)) }}{{ end -}}
+{{- if not .colocate -}}
+{{- $size := ternary (printf "/%v" .podsPerWorker) (printf ":%v" .replicasPerPod) (gt (int .podsPerWorker) 1) -}}
+{{- $groups = append $groups (printf "%s=%s%s+%v" $role .name $size .surgePods) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- $own := dict "host" .Values.bindAddress "rayservice" (include "tandem.fullname" .) "groups" (join "," $groups)
