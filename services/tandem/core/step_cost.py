@@ -47,7 +47,7 @@ class StepCost:
     prefill_pair_s: float
 
     def __post_init__(self) -> None:
-        if not all(math.isfinite(value) and value >= 0 for value in self.vector):
+        if not all([0 <= value < math.inf for value in self.vector]):  # noqa: C419 - faster, at every step
             raise ValueError(f"coefficients must be finite and not negative, got {self}")
 
     @property
@@ -83,4 +83,4 @@ class StepCost:
 
     def scaled(self, factor: float) -> StepCost:
         """Return a copy with all coefficients multiplied by `factor`."""
-        return StepCost(*(factor * value for value in self.vector))
+        return StepCost(*[factor * value for value in self.vector])

@@ -163,6 +163,8 @@ class HostBlockPool:
 
     def take_copies(self) -> tuple[tuple[Offload, ...], tuple[Onload, ...]]:
         """Return the queued offloads and onloads, which the caller's next step must make, and clear both queues."""
+        if not self._spills and not self._fills:
+            return (), ()
         spills = tuple((block, slot) for slot, block in self._spills.items())
         fills = tuple(self._fills)
         self._pins.update(self._spills.keys())
@@ -192,6 +194,8 @@ class HostBlockPool:
     def take_writes(self, most: int) -> tuple[FileWrite, ...]:
         """Return up to `most` blocks that should be written to files, as pairs (host slot, block hash), and protect
         their slots from reuse until `unpin`. Blocks that came to host memory first are returned first."""
+        if not self._unwritten:
+            return ()
         writes: list[FileWrite] = []
         while self._unwritten and len(writes) < most:
             slot, _ = self._unwritten.popitem(last=False)

@@ -192,7 +192,8 @@ class Scheduler:
         assign_prefill_budget(state, builder, self.pacer, started, startable(state, builder) if may_start else (), now)
         if may_start:
             admit_waiting(state, builder)
-        plan_prefills(state, builder, started)
+        if started:
+            plan_prefills(state, builder, started)
         if self.speculation is not None:
             self.speculation.extend(state, builder)
         step = self._open_plan(builder, prefix_blocks)
@@ -207,8 +208,10 @@ class Scheduler:
         """
         state = self.state
         plan = state.close_plan(result.number)
-        self.pool.drop([source for source, _ in plan.copies], Holder.COPY)
-        self.pool.end_copies(plan.spills, plan.fills)
+        if plan.copies:
+            self.pool.drop([source for source, _ in plan.copies], Holder.COPY)
+        if plan.num_host_copies:
+            self.pool.end_copies(plan.spills, plan.fills)
         progress: list[SequenceUpdate] = []
         for piece, outcome in zip(plan.slices, result.slices, strict=True):
             seq = state.by_id[piece.seq]

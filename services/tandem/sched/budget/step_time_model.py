@@ -121,7 +121,7 @@ class StepCostModel:
             self._refit()
         level = median(self._ratios)
         # 1.48 times the median distance is the deviation where residuals are normal.
-        distance = median(abs(ratio / level - 1) for ratio in self._ratios)
+        distance = median([abs(ratio / level - 1) for ratio in self._ratios])
         self.noise += SCALE_RATE * (max(MIN_SCALE, min(MAX_SCALE, 1.48 * distance)) - self.noise)
         self.cost = self._fit.scaled(level)
         if self._num_steps % REFIT_STEPS == 0 and self._has_moved():

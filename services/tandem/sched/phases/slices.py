@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from tandem.core.ids import BlockId
 from tandem.core.request import PrefillJob
+from tandem.core.step_cost import StepFeatures
 from tandem.kv.block_pool import BlockPool
 from tandem.sched.budget.prefill_sharing import prompt_of
 from tandem.sched.budget.step_sizer import StepSizer
@@ -165,13 +166,15 @@ def assign_prefill_budget(
     targets = state.limits.targets
     itls = [targets.lane(seq.lane).itl_s for seq in state.running if seq.id in builder.slices]
     target_s = min(filter(None, itls), default=0.0)
-    prefill_budget = pacer.budget_for(features(builder.slices.values()), builder.budget, target_s)
+    decodes = features(builder.slices.values()) if target_s > 0 else StepFeatures()
+    prefill_budget = pacer.budget_for(decodes, builder.budget, target_s)
     if not state.limits.enable_chunked_prefill:
         return
     prompts = [prompt_of(seq, seq.num_planned, targets, now) for seq in started]
     if builder.budget:
         prompts += [prompt_of(seq, _num_hits(seq, state.pool), targets, now) for seq in startable]
-    builder.split_prefill_budget(prompts, prefill_budget)
+    if prompts or state.waiting:
+        builder.split_prefill_budget(prompts, prefill_budget)
 
 
 def _num_hits(seq: Sequence, pool: BlockPool) -> int:
