@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import byref
 from dataclasses import dataclass
+from operator import is_not
 
 import torch
 
@@ -166,6 +167,9 @@ class CompiledDecoder:
             raise MemoryError("the compiled decoder could not be allocated")
         release_with(self, load().tandem_decoder_delete, self._handle)
         self._logits = torch.empty((0, shape.vocab))
+        # The inputs of the last step and the struct with their addresses, which consecutive decode steps share.
+        self._inputs: tuple[object, ...] = ()
+        self._step: CStep | None = None
 
     @property
     def buffer_bytes(self) -> int:
@@ -186,29 +190,35 @@ class CompiledDecoder:
         `tokens`, `positions` and `slots` (where each token's KV is written) are int64 `[T]`. `rope` holds cosines and
         sines `[positions, head_dim / 2]` that cover every position.
         """
-        cos, sin = rope
-        hidden = torch.empty((len(tokens), self.shape.hidden))
-        step = CStep(
-            address(tokens, torch.int64),
-            address(positions, torch.int64),
-            address(slots, torch.int64),
-            len(tokens),
-            rows_of(batch),
-            pool_of(pool),
-            address(cos),
-            address(sin),
-        )
-        check(load().tandem_decoder_forward(self._handle, self._team.handle, byref(step), address(hidden)))
+        num_rows = tokens.shape[0]
+        hidden = torch.empty((num_rows, self.shape.hidden))
+        inputs = (tokens, positions, slots, batch, pool, rope)
+        if self._step is None or any(map(is_not, inputs, self._inputs)):
+            cos, sin = rope
+            self._inputs = inputs
+            self._step = CStep(
+                address(tokens, torch.int64),
+                address(positions, torch.int64),
+                address(slots, torch.int64),
+                num_rows,
+                rows_of(batch),
+                pool_of(pool),
+                address(cos),
+                address(sin),
+            )
+        step = byref(self._step)
+        check(load().tandem_decoder_forward(self._handle, self._team.handle, step, hidden.data_ptr()))
         return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Compute logits `[rows, vocab]` of rows from `forward`; the next call overwrites them.
 
         The buffer is reused because allocating megabytes per step would page-fault in new memory each time."""
-        if len(self._logits) < len(hidden):
-            self._logits = torch.empty((len(hidden), self.shape.vocab))
-        out = self._logits[: len(hidden)]
-        check(load().tandem_decoder_logits(self._handle, self._team.handle, address(hidden), len(hidden), address(out)))
+        num_rows = hidden.shape[0]
+        if self._logits.shape[0] < num_rows:
+            self._logits = torch.empty((num_rows, self.shape.vocab))
+        out = self._logits[:num_rows]
+        check(load().tandem_decoder_logits(self._handle, self._team.handle, address(hidden), num_rows, out.data_ptr()))
         return out
 
     def __repr__(self) -> str:

@@ -183,7 +183,7 @@ class TorchExecutor(BaseExecutor):
             # Scored before sampling, because a later call of `logits` may overwrite the logits of an earlier one.
             scores = self._score(slices, hidden)
             # Sampled rows are ascending and unique, so an equal count means all rows.
-            rows = hidden if len(sampled_rows) == len(hidden) else hidden[sampled_rows]
+            rows = hidden if len(sampled_rows) == hidden.shape[0] else hidden[sampled_rows]
             return self._finish(slices, rows, scores)
         except FAILURES as error:
             if len(slices) == 1:
@@ -209,7 +209,7 @@ class TorchExecutor(BaseExecutor):
         scores: Mapping[SeqId, tuple[SampledToken, ...]],
     ) -> dict[SeqId, SliceResult]:
         """Sample tokens and digest blocks. `sampled_rows` `[rows, hidden]` are the rows to sample from, in order."""
-        logits = LogitRows(self.model.logits(sampled_rows)) if len(sampled_rows) else None
+        logits = LogitRows(self.model.logits(sampled_rows)) if sampled_rows.shape[0] else None
         results: dict[SeqId, SliceResult] = {}
         row = 0
         for prepared in slices:

@@ -50,6 +50,16 @@ class BatchArrays:
     max_rows: int
     sampled_rows: list[int]
 
+    def has_shape_of(self, batch: Batch) -> bool:
+        """Return whether these contents differ from those of `batch` at most in numbers of its tensors, provided that
+        the lists are as long as the tensors."""
+        attention = batch.attention
+        return (self.num_decodes, self.max_rows, self.sampled_rows) == (
+            attention.num_decodes,
+            attention.max_rows,
+            batch.sampled_rows,
+        )
+
     def batch(self, longs: Sequence[torch.Tensor], shorts: Sequence[torch.Tensor]) -> Batch:
         """Return these contents as a `Batch`, after the caller has converted the lists to tensors.
 
@@ -57,7 +67,7 @@ class BatchArrays:
         `shorts` as int32 tensors."""
         tokens, positions, slots = longs
         starts, lens, tables = shorts
-        attention = AttentionBatch(starts, lens, tables.view(len(lens), -1), self.num_decodes, self.max_rows)
+        attention = AttentionBatch(starts, lens, tables.view(lens.shape[0], -1), self.num_decodes, self.max_rows)
         return Batch(tokens, positions, slots, attention, self.sampled_rows)
 
 
@@ -97,21 +107,25 @@ def build_batch_arrays(
 class BatchBuilder:
     """Build the inputs of forward passes in host memory from slices and their token ids.
 
-    Tensors are kept and filled again while their lengths stay the same, as in consecutive decode steps: after a forward
-    pass has evicted the CPU caches, making and dividing new ones takes 0.1 ms. So a batch is valid until the next call
-    of `build`. `block_size`: tokens per KV block."""
+    A batch is kept and filled again while the lengths of its tensors stay the same, as in consecutive decode steps:
+    after a forward pass has evicted the CPU caches, making and dividing new tensors takes 0.1 ms. So a batch is valid
+    until the next call of `build`. `block_size`: tokens per KV block."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._longs = _Parts((), np.int64)
         self._shorts = _Parts((), np.int32)
+        self._batch: Batch | None = None
 
     def build(self, slices: Sequence[ScheduledSlice], tokens: Sequence[Sequence[int]]) -> Batch:
         """Return the batch of `slices`; the arguments are those of `build_batch_arrays`."""
         numbers = build_batch_arrays(slices, tokens, self._block_size)
-        self._longs = self._longs.filled(numbers.longs)
-        self._shorts = self._shorts.filled(numbers.shorts)
-        return numbers.batch(self._longs.tensors, self._shorts.tensors)
+        longs, shorts = self._longs.filled(numbers.longs), self._shorts.filled(numbers.shorts)
+        last = self._batch
+        if last is None or longs is not self._longs or shorts is not self._shorts or not numbers.has_shape_of(last):
+            self._longs, self._shorts = longs, shorts
+            last = self._batch = numbers.batch(longs.tensors, shorts.tensors)
+        return last
 
 
 class _Parts:
