@@ -38,7 +38,8 @@ def test_notes_call_the_model_by_the_name_that_gateways_serve() -> None:
 
 def test_notes_list_what_is_not_ready_for_production() -> None:
     text = of("cpu-trial")
-    for phrase in ("Redis is one pod without a disk", "ray.gcsFaultTolerance", "own model cache", "one node without GPUs"):
+    warnings = ("Redis is one pod without a disk", "ray.gcsFaultTolerance", "own model cache", "one node without GPUs")
+    for phrase in warnings:
         assert phrase in text
     assert "need pools with `colocate`" in text and "everybody who can reach" not in text
 
