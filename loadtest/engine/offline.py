@@ -29,7 +29,6 @@ from tandem.engine.ports import Executor
 from tandem.runtime.executor import TorchExecutor
 from tandem.sched.state.step_plan import StepPlan
 from tandem.wire.worker_codec import encode_update
-from tandem.worker.engine.driver import LOAD_S, only_samples
 from tandem.worker.gateways.outbox import WatchSessions
 from tandem.worker.model.worker_model import WorkerModel
 
@@ -112,7 +111,7 @@ class _Pass:
         self._offline, self._engine, self._clock = offline, offline.engine, offline.clock
         self._workload = workload
         self._last_load: WorkerLoad | None = None
-        self._load_until = 0.0
+        self._load_key: tuple[object, ...] | None = None
         self._waiting = sorted(workload.requests, key=lambda request: 0.0 if workload.is_sequential else request.due_s)
         self._began = self._clock.now()
         self._open: dict[str, _Answer] = {}
@@ -178,7 +177,7 @@ class _Pass:
         committed = self._clock.now()
         self._engine.pacer.measured(result, committed - began)
         events = [effect for effect in effects if isinstance(effect, JobEvent)]
-        self._stream(plan, events, committed)
+        self._stream(plan, events)
         streamed = self._clock.now()
         inside = self._offline.timed.take_s() if self._offline.timed is not None else 0.0
         # A slice of one position that samples a token is a decode, or the tail of a prompt: too rare to matter.
@@ -198,13 +197,13 @@ class _Pass:
         for event in events:
             self._take_in(event, streamed - self._began)
 
-    def _stream(self, plan: StepPlan, events: Sequence[JobEvent], now: float) -> None:
-        """Encode the events of a plan as a worker does for its gateway, with a new load as often as its driver does."""
+    def _stream(self, plan: StepPlan, events: Sequence[JobEvent]) -> None:
+        """Encode the events of a plan as a worker does for its gateway."""
         self._gateways.deliver(events)
-        load = self._last_load
-        if now >= self._load_until or not only_samples(plan, events):
-            self._load_until = now + LOAD_S
+        load, key = self._last_load, self._engine.load_key(plan)
+        if key is None or key != self._load_key:
             load = self._engine.load()
+        self._load_key = key
         encode_update(self._watch.box.take(0.0), load if load != self._last_load else None).SerializeToString()
         self._last_load = load
 

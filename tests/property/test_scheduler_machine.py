@@ -15,6 +15,7 @@ from tandem.core.ids import BlockId, JobKey, SeqId
 from tandem.core.lane import Lane
 from tandem.core.request import GenerateJob, Job, PrefillJob, ResumeJob
 from tandem.core.slo import Slo
+from tandem.core.worker_load import WorkerLoad
 from tandem.kv.block_pool import BlockPool, Holder
 from tandem.sched.budget.step_sizer import LEAST_TOKENS
 from tandem.sched.scheduler import Scheduler
@@ -84,6 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.store = KVStore(num_blocks, block_size, num_host_slots)
         self.executor = ModelExecutor(self.store)
         self.plans: list[StepPlan] = []
+        self.last_load: tuple[tuple[object, ...], WorkerLoad] | None = None
         self.witnesses: dict[JobKey, Witness] = {}
         self.jobs: dict[JobKey, Job] = {}
         self.leases: dict[JobKey, tuple[BlockId, ...]] = {}
@@ -97,6 +99,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(shape=shapes(MAX_PROMPT, MAX_OUTPUT))
     def add(self, shape: Shape) -> None:
+        self.last_load = None
         job = job_of(shape, f"r{len(self.jobs)}")
         before = repr(self.scheduler), repr(self.pool)
         try:
@@ -111,6 +114,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.live())
     @rule(data=st.data())
     def add_again(self, data: st.DataObject) -> None:
+        self.last_load = None
         witness = data.draw(st.sampled_from(self.live()))
         try:
             self.scheduler.add(witness.job)
@@ -121,6 +125,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.live())
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
+        self.last_load = None
         witness = data.draw(st.sampled_from(self.live()))
         self.stop(witness)
         job = self.job_with(witness)
@@ -142,11 +147,13 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting_pulls())
     @rule(data=st.data())
     def announce(self, data: st.DataObject) -> None:
+        self.last_load = None
         self.scheduler.on_producer_ready(data.draw(st.sampled_from(self.waiting_pulls())))
 
     @precondition(lambda self: self.writable_grants())
     @rule(data=st.data(), breaks=st.sampled_from([False, False, False, True]))
     def kv_arrives(self, data: st.DataObject, breaks: bool) -> None:
+        self.last_load = None
         key = data.draw(st.sampled_from(self.writable_grants()))
         if breaks:
             self.break_off(key)
@@ -156,6 +163,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.landing)
     @rule()
     def abandoned_read_ends(self) -> None:
+        self.last_load = None
         blocks = self.landing.pop(0)
         # It has written to the last moment, and what it wrote is of no use.
         self.store.spoil(blocks, 0, len(blocks) * self.block_size)
@@ -164,6 +172,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.ended_leases())
     @rule(data=st.data())
     def consumer_is_done(self, data: st.DataObject) -> None:
+        self.last_load = None
         self.end_lease(data.draw(st.sampled_from(self.ended_leases())))
 
     # ---- what must hold
@@ -434,6 +443,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         record = self.scheduler.pacer.measured(result, seconds)
         assert record.has_failed == any(s.error is not None for s in result.slices)
         assert record.features.num_prefill_tokens + record.features.num_decode_seqs == plan.num_tokens
+        self.check_load_key(plan)
+
+    def check_load_key(self, plan: StepPlan) -> None:
+        """An equal key after two commits with nothing but plans between them means an equal load."""
+        key, load = self.scheduler.load_key(plan), self.scheduler.load()
+        if self.last_load is not None and self.last_load[0] == key:
+            assert self.last_load[1] == load
+        self.last_load = None if key is None else (key, load)
 
     def check_digests(self, plan: StepPlan) -> None:
         for piece in plan.slices:

@@ -220,6 +220,11 @@ class Engine:
             return None
         return self._scheduler.run(limit)
 
+    def load_key(self, plan: StepPlan) -> tuple[object, ...] | None:
+        """Return a value from which a caller of `finish` for `plan` knows whether `load` has changed, as
+        `Scheduler.load_key` does. Commands and ticks may change the load without it."""
+        return self._scheduler.load_key(plan)
+
     def finish_run(self, run: DecodeRun, sampled: Sequence[Sequence[int]]) -> list[TokenRun]:
         """Apply the first steps of a run, a series of identical decode steps, and return the tokens of each sequence.
 

@@ -305,6 +305,26 @@ class Scheduler:
             num_decode_tokens=pacer.num_decode_tokens,
         )
 
+    def load_key(self, plan: StepPlan) -> tuple[object, ...] | None:
+        """Return a value that is equal after two commits only if `load` is equal too, provided that in between plans
+        were made and committed and nothing else was called; costs a fraction of `load`.
+
+        `plan`: the plan that was committed last. Returns None where `load` may have changed in ways that no such value
+        shows: the plan computed several tokens of a sequence, sequences wait, or tokens are drafted.
+        """
+        pool, state, pacer = self.pool, self.state, self.pacer
+        if self.speculation is not None or state.waiting or any(piece.num_tokens > 1 for piece in plan.slices):
+            return None
+        return (
+            state.num_seated,
+            pool.num_free,
+            pool.num_leased,
+            state.num_reserved,
+            pacer.num_steps_over_target,
+            pacer.num_prefill_tokens,
+            pacer.model.published or pacer.model.cost,
+        )
+
     def demand(self) -> BlockDemand:
         """Return how many free blocks this worker's sequences may need soon. New leases and remote prefix fetches must
         leave these blocks free."""

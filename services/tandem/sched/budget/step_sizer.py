@@ -153,9 +153,9 @@ class StepSizer:
     def budget_for(self, decodes: StepFeatures, num_tokens: int, target_s: float) -> PrefillBudget:
         """Return the tokens and seconds that the next step may spend on prompts, in addition to its decodes.
 
-        `decodes`: the work of these decodes. `num_tokens`: upper limit of the tokens. `target_s`: latency target of the
-        step in seconds; 0: no target. The seconds are what the decodes leave of the target. If fewer than LEAST_TOKENS
-        tokens fit into them, the result is `PrefillBudget.floor`.
+        `decodes`: the work of these decodes, ignored without a target. `num_tokens`: upper limit of the tokens.
+        `target_s`: latency target of the step in seconds; 0: no target. The seconds are what the decodes leave of the
+        target. If fewer than LEAST_TOKENS tokens fit into them, the result is `PrefillBudget.floor`.
         """
         self._target_s = target_s
         self._num_budget_tokens = num_tokens

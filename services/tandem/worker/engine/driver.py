@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from tandem.core.clock import Clock
 from tandem.core.errors import ErrorKind, TandemError
-from tandem.core.events import KVFact, Token
+from tandem.core.events import KVFact
 from tandem.core.step_cost import StepCost
 from tandem.core.worker_load import WorkerLoad
 from tandem.engine.effects import Effect
@@ -30,9 +30,6 @@ IDLE_S = 0.5
 """Longest wait of an idle engine for a command, in seconds."""
 CHECK_S = 5.0
 """Seconds between two invariant checks (`Engine.check`) of an idle engine."""
-LOAD_S = 0.02
-"""Seconds after which a load report is replaced although steps have only sampled tokens. To make one takes a tenth of
-the engine's own work of a step."""
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -152,7 +149,7 @@ class EngineDriver:
         self._wake = threading.Condition()
         self._is_open = True
         self._snapshot = EngineSnapshot()
-        self._load_until = 0.0
+        self._load_key: tuple[object, ...] | None = None
         self._next_tick = 0.0
         self._next_check = 0.0
         self._watchdog = Watchdog(clock, stall_s)
@@ -278,9 +275,10 @@ class EngineDriver:
         if collected is None:
             return
         done, result = collected
-        now = self._clock.now()
-        effects = self._engine.finish(result, now)
-        self._dispatch(effects, keeps_load=now < self._load_until and only_samples(done.plan, effects))
+        effects = self._engine.finish(result, self._clock.now())
+        key = self._engine.load_key(done.plan)
+        self._dispatch(effects, keeps_load=key is not None and key == self._load_key)
+        self._load_key = key
         # The time from planning to delivery is what a client sees between two tokens. For overlapping plans it counts
         # from the delivery of the plan before, when the device had nothing else to do.
         now = self._clock.now()
@@ -361,7 +359,7 @@ class EngineDriver:
             self._sink.on_kv_events(facts)
         load = before = self._snapshot.load
         if not keeps_load:
-            self._load_until = self._clock.now() + LOAD_S
+            self._load_key = None
             load = engine.load()
             load = before if load == before else replace(load, number=before.number + 1)
         step_cost = engine.pacer.model.published
@@ -392,11 +390,6 @@ class EngineDriver:
         load = _lifetime_counters(self._snapshot.load)
         self._sink.dispatch(lost, EngineSnapshot(load, num_generated=self._engine.num_generated))
         self._sink.ended(error)
-
-
-def only_samples(plan: StepPlan, effects: Sequence[Effect]) -> bool:
-    """Return whether a plan only decoded, and no sequence has begun or ended with it. `effects`: those of its end."""
-    return bool(plan.slices) and plan.slices[-1].num_tokens == 1 and all(type(effect) is Token for effect in effects)
 
 
 def _lifetime_counters(load: WorkerLoad) -> WorkerLoad:
