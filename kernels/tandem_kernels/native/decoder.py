@@ -167,7 +167,8 @@ class CompiledDecoder:
             raise MemoryError("the compiled decoder could not be allocated")
         release_with(self, load().tandem_decoder_delete, self._handle)
         self._logits = torch.empty((0, shape.vocab))
-        # The inputs of the last step and the struct with their addresses, which consecutive decode steps share.
+        # The inputs of the last step, which are compared by identity and kept alive, and the struct with their
+        # addresses. Callers may fill these tensors again, but must not resize them.
         self._inputs: tuple[object, ...] = ()
         self._step: CStep | None = None
 
@@ -191,11 +192,11 @@ class CompiledDecoder:
         sines `[positions, head_dim / 2]` that cover every position.
         """
         num_rows = tokens.shape[0]
-        hidden = torch.empty((num_rows, self.shape.hidden))
+        hidden = torch.empty((num_rows, self.shape.hidden), dtype=torch.float32, device="cpu")
         inputs = (tokens, positions, slots, batch, pool, rope)
         if self._step is None or any(map(is_not, inputs, self._inputs)):
             cos, sin = rope
-            self._inputs = inputs
+            self._step = None  # where the next lines raise
             self._step = CStep(
                 address(tokens, torch.int64),
                 address(positions, torch.int64),
@@ -206,6 +207,7 @@ class CompiledDecoder:
                 address(cos),
                 address(sin),
             )
+            self._inputs = inputs
         step = byref(self._step)
         check(load().tandem_decoder_forward(self._handle, self._team.handle, step, hidden.data_ptr()))
         return hidden
@@ -216,7 +218,7 @@ class CompiledDecoder:
         The buffer is reused because allocating megabytes per step would page-fault in new memory each time."""
         num_rows = hidden.shape[0]
         if self._logits.shape[0] < num_rows:
-            self._logits = torch.empty((num_rows, self.shape.vocab))
+            self._logits = torch.empty((num_rows, self.shape.vocab), dtype=torch.float32, device="cpu")
         out = self._logits[:num_rows]
         check(load().tandem_decoder_logits(self._handle, self._team.handle, address(hidden), num_rows, out.data_ptr()))
         return out

@@ -51,8 +51,8 @@ class BatchArrays:
     sampled_rows: list[int]
 
     def has_shape_of(self, batch: Batch) -> bool:
-        """Return whether these contents differ from those of `batch` at most in numbers of its tensors, provided that
-        the lists are as long as the tensors."""
+        """Return whether `batch` can hold these contents by filling its tensors again. The caller has checked that the
+        lists are as long as the tensors."""
         attention = batch.attention
         return (self.num_decodes, self.max_rows, self.sampled_rows) == (
             attention.num_decodes,
@@ -107,9 +107,9 @@ def build_batch_arrays(
 class BatchBuilder:
     """Build the inputs of forward passes in host memory from slices and their token ids.
 
-    A batch is kept and filled again while the lengths of its tensors stay the same, as in consecutive decode steps:
-    after a forward pass has evicted the CPU caches, making and dividing new tensors takes 0.1 ms. So a batch is valid
-    until the next call of `build`. `block_size`: tokens per KV block."""
+    A batch is filled again and returned again while only the numbers in its tensors change, as in consecutive decode
+    steps: after a forward pass has evicted the CPU caches, making and dividing new tensors takes 0.1 ms. So a batch is
+    valid until the next call of `build`. `block_size`: tokens per KV block."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size

@@ -58,3 +58,19 @@ def test_consecutive_decodes_share_memory_and_other_batches_do_not() -> None:
     assert (longer.slots.tolist(), longer.attention.block_tables.tolist()) == ([36], [[7, 3, 9]])
     two = builder.build([piece(9, (53, 54), (7, 3, 9), samples=True)], [(53, 54)])
     assert (two.tokens.tolist(), two.positions.tolist(), two.sampled_rows) == ([53, 54], [9, 10], [1])
+
+
+def test_a_batch_is_returned_again_only_while_its_numbers_alone_change() -> None:
+    builder = BatchBuilder(4)
+    one = [piece(5, (50,), (7, 3), samples=True), piece(1, (60,), (2,), samples=False)]
+    first = builder.build(one, [(50,), (60,)])
+    assert builder.build(one, [(51,), (61,)]) is first and first.tokens.tolist() == [51, 61]
+    both = [piece(5, (50,), (7, 3), samples=True), piece(1, (60,), (2,), samples=True)]
+    second = builder.build(both, [(50,), (60,)])
+    assert second is not first and second.sampled_rows == [0, 1]
+    short, long = piece(5, (50,), (7, 3), samples=True), piece(0, (60, 61), (2,), samples=True)
+    num_decodes = [
+        builder.build(order, [piece.tokens for piece in order]).attention.num_decodes
+        for order in ([short, long], [long, short])
+    ]
+    assert num_decodes == [1, 0]
