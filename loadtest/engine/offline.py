@@ -105,7 +105,7 @@ class OfflineEngine:
 
 
 class _Pass:
-    """One workload on one engine."""
+    """Run one workload on one engine."""
 
     def __init__(self, offline: OfflineEngine, workload: Workload) -> None:
         self._offline, self._engine, self._clock = offline, offline.engine, offline.clock

@@ -196,7 +196,7 @@ class CompiledDecoder:
         inputs = (tokens, positions, slots, batch, pool, rope)
         if self._step is None or any(map(is_not, inputs, self._inputs)):
             cos, sin = rope
-            self._step = None  # where the next lines raise
+            self._step = None  # and stays so if the next lines raise
             self._step = CStep(
                 address(tokens, torch.int64),
                 address(positions, torch.int64),
