@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from itertools import cycle, islice
 from typing import ClassVar
 
@@ -77,7 +77,7 @@ class InstantStream:
     def has_more(self) -> bool:
         return bool(self._events)
 
-    async def __aiter__(self) -> AsyncIterator[Token | PromptLogprobs | Finished]:
+    async def __aiter__(self) -> AsyncGenerator[Token | PromptLogprobs | Finished, None]:
         while True:
             event = await self._events.next()
             if isinstance(event, TandemError):

@@ -6,7 +6,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -93,7 +93,7 @@ class ScriptedStream:
         self.closed = threading.Event()
         self._steps = steps
 
-    async def __aiter__(self) -> AsyncIterator[Token | PromptLogprobs | Finished]:
+    async def __aiter__(self) -> AsyncGenerator[Token | PromptLogprobs | Finished, None]:
         for step in self._steps:
             if isinstance(step, asyncio.Event):
                 await step.wait()
@@ -117,7 +117,7 @@ class Endless(ScriptedStream):
         super().__init__([])
         self.num_given = 0
 
-    async def __aiter__(self) -> AsyncIterator[Token]:  # type: ignore[override]
+    async def __aiter__(self) -> AsyncGenerator[Token, None]:  # type: ignore[override]
         while True:
             yield Token(JobKey(RequestId("r"), 1), self.num_given, SampledToken(42, -0.5, _ALTERNATIVES))
             self.num_given += 1

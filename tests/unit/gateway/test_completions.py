@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -85,6 +86,24 @@ async def test_all_prompts_are_closed_when_the_client_leaves(
     assert [(stream.num_closes, stream.finished_choices) for stream in opened] == [(1, [])] * num_prompts
     assert seen.recorder.num_open == 0
     assert [(record.endpoint, record.outcome) for record in seen.records.taken] == [("completion", "cancelled")]
+
+
+@pytest.mark.parametrize("num_prompts", [1, 3])
+async def test_a_complete_answer_leaves_no_generator_to_the_event_loop(
+    seen: Watched, dispatch: ScriptedDispatch, num_prompts: int
+) -> None:
+    """The event loop would make a task for each generator that nothing has closed."""
+    dispatch.script = lambda request: ScriptedStream(instant_events(request, [5, 6]))
+    body = msgspec.convert({"model": "tiny", "prompt": PROMPTS[:num_prompts], "max_tokens": 2}, CompletionBody)
+    before, left = sys.get_asyncgen_hooks(), list[object]()
+    sys.set_asyncgen_hooks(finalizer=left.append)
+    try:
+        async with await seen.answers.complete(body, CALLER) as answer, contextlib.aclosing(answer.parts()) as parts:
+            found = [part async for part in parts]
+    finally:
+        sys.set_asyncgen_hooks(*before)
+    assert sum(isinstance(part, ChoiceEnd) for part in found) == num_prompts
+    assert left == []
 
 
 @pytest.mark.parametrize(

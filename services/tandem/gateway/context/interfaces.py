@@ -5,7 +5,7 @@ The only implementation here is `AllowAll`, an authenticator that checks nothing
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
@@ -88,7 +88,10 @@ class TokenStream(Protocol):
         """Return whether an event has arrived that the iterator will yield without waiting."""
         ...
 
-    def __aiter__(self) -> AsyncIterator[Token | PromptLogprobs | Finished]: ...
+    def __aiter__(self) -> AsyncGenerator[Token | PromptLogprobs | Finished, None]:
+        """Return a generator of the events, which the caller closes where it may leave it before its end: otherwise the
+        event loop makes a task for that."""
+        ...
 
     def finish(self, choice: int) -> None:
         """Stop one choice because the client needs no more of it; the stream yields nothing more of that choice, not

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 
 from tandem.admission.tenant_quota_state import QuotaReservation
 from tandem.core.errors import TandemError
@@ -95,7 +95,7 @@ class ActiveRequest:
     def rate_limits(self) -> Mapping[str, str]:
         return {} if self.quota is None else rate_limit_headers(self.quota.levels, self.quota.limits)
 
-    async def __aiter__(self) -> AsyncIterator[StreamEvent]:
+    async def __aiter__(self) -> AsyncGenerator[StreamEvent, None]:
         while self._unended:
             event = await self._events.next()
             if isinstance(event, TandemError):

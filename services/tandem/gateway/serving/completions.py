@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, aclosing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -226,31 +226,32 @@ class CompletionStream:
         scores = PromptScores(self.jobs[prompt].prompt_tokens)
         num_cached: int | None = None
         choices: list[ChoiceText] = []
-        async for event in stream:
-            if isinstance(event, PromptLogprobs):
-                scores.take(event)
-                continue
-            if not choices:
-                prompt_parts = await self._prompt_parts(prompt, scores)
-                for prompt_part in prompt_parts:
-                    yield prompt_part
-                choices = self._choice_texts(prompt, prompt_parts)
-            choice = choices[event.key.choice]
-            if not choice.is_open:
-                continue
-            if isinstance(event, Finished):
-                last_parts = choice.finish(event)
-            else:
-                num_cached = event.num_cached_tokens if num_cached is None else num_cached
-                yield self._sent(choice.push(event.token))
-                if not choice.is_stopped:
+        async with aclosing(aiter(stream)) as events:
+            async for event in events:
+                if isinstance(event, PromptLogprobs):
+                    scores.take(event)
                     continue
-                last_parts = choice.stop(num_cached)
-                self._stop(stream, event.key.choice, choices)
-            for part in last_parts:
-                yield self._sent(part)
-            if not any(choice.is_open for choice in choices):
-                return
+                if not choices:
+                    prompt_parts = await self._prompt_parts(prompt, scores)
+                    for prompt_part in prompt_parts:
+                        yield prompt_part
+                    choices = self._choice_texts(prompt, prompt_parts)
+                choice = choices[event.key.choice]
+                if not choice.is_open:
+                    continue
+                if isinstance(event, Finished):
+                    last_parts = choice.finish(event)
+                else:
+                    num_cached = event.num_cached_tokens if num_cached is None else num_cached
+                    yield self._sent(choice.push(event.token))
+                    if not choice.is_stopped:
+                        continue
+                    last_parts = choice.stop(num_cached)
+                    self._stop(stream, event.key.choice, choices)
+                for part in last_parts:
+                    yield self._sent(part)
+                if not any(choice.is_open for choice in choices):
+                    return
         raise TandemError(ErrorKind.INTERNAL, "the stream of tokens ended before all choices had")
 
     def _sent(self, part: Delta | ChoiceEnd) -> Delta | ChoiceEnd:
