@@ -27,6 +27,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError, invalid_request
 from tandem.gateway.http.exchange import NO_SNIFFING, error_body, error_headers
+from tandem.gateway.http.head_joiner import HeadJoiner
 from tandem.gateway.http.host_header import EVERY_HOST, AllowedHosts, requested_host
 
 _log = logging.getLogger(__name__)
@@ -338,6 +339,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # ---- inside
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["method"] != "HEAD":
+            cycle.transport = HeadJoiner(cycle)  # type: ignore[assignment]
         knows_chunks = cycle.scope["http_version"] >= "1.1"
         super()._start_asgi_task(cycle, app if knows_chunks else partial(_without_chunks, cycle, app))
 
