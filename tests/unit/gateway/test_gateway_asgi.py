@@ -30,6 +30,7 @@ from tandem.gateway.telemetry.request_recorder import RequestRecorder
 from tandem.gateway.text.text_model import TextModel
 from tandem.obs.metrics.metrics import Metrics
 from tests.unit.gateway.conftest import ScriptedDispatch
+from tests.unit.gateway.scripted_worker import PATIENCE_S
 
 
 class Client:
@@ -60,9 +61,10 @@ class Client:
 async def read_body(exchange: Exchange, large: int = 10, begun: list[int] | None = None) -> bytes:
     """Read a body of at most 10 bytes, and note the sizes for which a turn was requested."""
 
-    async def begin_large(num_bytes: int) -> None:
+    async def begin_large(num_bytes: int) -> float:
         if begun is not None:
             begun.append(num_bytes)
+        return PATIENCE_S
 
     return await exchange.read_body(10, large, begin_large)
 

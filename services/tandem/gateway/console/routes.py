@@ -108,7 +108,7 @@ class Console:
         """Send the state as JSON. It is the only part of the console that requires an API key, because the page and its
         assets hold no data."""
         exchange.is_counted = False
-        viewer = self._authenticator.identify(api_keys(exchange.headers.items()))
+        viewer = self._authenticator.identify(api_keys(exchange.header_items))
         snapshot = self._snapshot()
         state = view(snapshot, self._state, viewer, _since(exchange, snapshot.life))
         return json_response(state, headers={"cache-control": "no-store", **page_headers()})

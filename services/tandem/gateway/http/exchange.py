@@ -7,11 +7,10 @@ import logging
 import math
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -43,13 +42,14 @@ class Exchange(Request):
 
     `request_id`: the client's `x-request-id` where that is 1 to 128 visible ASCII characters, else a new one; every
     response carries it. It is only a label and identifies nothing, because clients repeat theirs. `started`: the head
-    of the response was sent. `complete`: the whole body of the response was sent. `fields`: the headers by lower-case
-    name, with the first value of a repeated name; a lookup is faster than in Starlette's `headers`, which searches a
-    list."""
+    of the response was sent. `complete`: the whole body of the response was sent. `header_items`: lower-case names and
+    values of the headers, in their order. `fields`: the headers by lower-case name, with the first value of a repeated
+    name; a lookup is faster than in Starlette's `headers`, which searches a list."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         super().__init__(scope, receive, send)
-        self.fields = dict(reversed(self.headers.items()))
+        self.header_items = self.headers.items()
+        self.fields = dict(reversed(self.header_items))
         self.started = False
         self.complete = False
         self.status = 0
@@ -88,34 +88,50 @@ class Exchange(Request):
         await self.begin({"content-type": "application/json", "content-length": str(len(body)), **headers})
         await self.write(body, more=False)
 
-    async def read_body(self, limit: int, large: int, begin_large: Callable[[int], Awaitable[None]]) -> bytes:
+    async def read_body(self, limit: int, large: int, begin_large: Callable[[int], Awaitable[float]]) -> bytes:
         """Read and return the whole body. Before more than `large` bytes of it are read, `begin_large` is awaited once,
-        with the size of the body in bytes, or with `limit` where the client has not declared the size.
+        with the size of the body in bytes, or with `limit` where the client has not declared the size; it returns the
+        seconds within which the rest must arrive.
 
         Raises BODY_TOO_LARGE as soon as the declared size or the received bytes exceed `limit` bytes; UNSUPPORTED for a
-        compressed body, because a small one could expand to any size; ClientDisconnect where the client disconnects
-        before the end. The HTTP server discards what the client still sends after an error, so that the connection can
-        be used again."""
+        compressed body, because a small one could expand to any size; REQUEST_TIMEOUT for a large body that is late;
+        ClientDisconnect where the client disconnects before the end. The HTTP server discards what the client still
+        sends after an error, so that the connection can be used again."""
         encoding = self.fields.get("content-encoding", "identity")
         if encoding.strip().lower() != "identity":
             reason = f"content-encoding {encoding!r} is not supported; send the body uncompressed"
             raise TandemError(ErrorKind.UNSUPPORTED, reason, param="content-encoding")
         length = self.fields.get("content-length", "0")
-        if length.isdecimal() and int(length) > limit:
+        num_bytes = int(length) if length.isdecimal() else 0
+        if num_bytes > limit:
             raise _too_large(limit)
-        has_begun = length.isdecimal() and int(length) > large
-        if has_begun:
-            await begin_large(int(length))
         body = bytearray()
-        async with aclosing(self.stream()) as chunks:
-            async for chunk in chunks:
-                body += chunk
-                if len(body) > limit:
-                    raise _too_large(limit)
-                if len(body) > large and not has_begun:
-                    has_begun = True
-                    await begin_large(limit)
+        is_complete = num_bytes <= large and await self._receive_body(body, min(large, limit))
+        if max(num_bytes, len(body)) > large and len(body) <= limit:
+            limit_s = await begin_large(num_bytes if num_bytes > large else limit)
+            try:
+                async with asyncio.timeout(limit_s):
+                    if not is_complete:
+                        await self._receive_body(body, limit)
+            except TimeoutError:
+                message = f"the body, larger than {large:,} bytes, did not arrive within {limit_s:g} s"
+                raise TandemError(ErrorKind.REQUEST_TIMEOUT, message) from None
+        if len(body) > limit:
+            raise _too_large(limit)
         return bytes(body)
+
+    async def _receive_body(self, body: bytearray, max_bytes: int) -> bool:
+        """Append what arrives of the body to `body`, until it is complete or longer than `max_bytes`; return whether it
+        is complete."""
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            body += message.get("body", b"")
+            if not message.get("more_body", False):
+                return True
+            if len(body) > max_bytes:
+                return False
 
     async def run_until_disconnect(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work`, the coroutine that answers this request, and cancel it when the client disconnects before the
@@ -126,8 +142,8 @@ class Exchange(Request):
 
         `work` runs in a task of its own, because each token resumes all coroutines of its task, from the outermost on,
         and those around `work` are more than those inside."""
-        task = asyncio.ensure_future(work)
-        watcher = asyncio.ensure_future(self._cancel_at_disconnect(task))
+        task = asyncio.create_task(work)
+        watcher = asyncio.create_task(self._cancel_at_disconnect(task))
         try:
             await task
         except asyncio.CancelledError:

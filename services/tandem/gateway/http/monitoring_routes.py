@@ -110,6 +110,6 @@ class MetricsRoutes:
     def _require_operator(self, exchange: Exchange) -> None:
         """Raise UNAUTHENTICATED where the caller has no valid API key, and FORBIDDEN where the key's tenant is no
         operator."""
-        if not self._authenticator.identify(api_keys(exchange.headers.items())).operator:
+        if not self._authenticator.identify(api_keys(exchange.header_items)).operator:
             message = f"{exchange.scope['path']} needs the key of an operator: the tenants file says who is one"
             raise TandemError(ErrorKind.FORBIDDEN, message)

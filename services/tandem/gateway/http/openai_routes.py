@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from typing import Any
@@ -110,27 +109,17 @@ class OpenAIRoutes:
         seconds after its turn began (later in proportion for a very large one), because other tenants wait for that
         turn."""
         caller = self._caller(exchange)
-        limit, limit_s = asyncio.timeout(None), 0.0
 
-        async def begin_large(num_bytes: int) -> None:
-            nonlocal limit_s
+        async def begin_large(num_bytes: int) -> float:
             turn.enter_context(await self._answers.begin_large(caller.tenant, num_bytes))
-            limit_s = LARGE_BODY_S * max(1.0, num_bytes / LARGE_BODY_RATED_BYTES)
-            limit.reschedule(asyncio.get_running_loop().time() + limit_s)
+            return LARGE_BODY_S * max(1.0, num_bytes / LARGE_BODY_RATED_BYTES)
 
-        try:
-            async with limit:
-                content = await exchange.read_body(self._max_body, LARGE_BODY_BYTES, begin_large)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            message = f"the body, larger than {LARGE_BODY_BYTES:,} bytes, did not arrive within {limit_s:g} s"
-            raise TandemError(ErrorKind.REQUEST_TIMEOUT, message) from None
+        content = await exchange.read_body(self._max_body, LARGE_BODY_BYTES, begin_large)
         return caller, parse(content, kind)
 
     def _caller(self, exchange: Exchange) -> RequestContext:
         received_at = self._answers.now()
-        tenant = tenant_of(exchange.headers.items(), self._authenticator)
+        tenant = tenant_of(exchange.header_items, self._authenticator)
         return read_context(
             exchange.fields,
             tenant,
