@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
 
 from tandem.admission.tenant import Tenant
 from tandem.core.clock import SystemClock
@@ -34,18 +35,19 @@ from tests.unit.gateway.scripted_worker import PATIENCE_S
 
 
 class Client:
-    """Play the client of one exchange; hang up on request, or when the response is complete."""
+    """Play the client of one exchange, whose body has these parts; hang up on request, or when the response is
+    complete."""
 
-    def __init__(self, body: bytes = b"") -> None:
+    def __init__(self, *parts: bytes) -> None:
         self.sent: list[Any] = []
         self.gone = asyncio.Event()
-        self.num_bytes = len(body)
-        self._body: bytes | None = body
+        self.num_bytes = sum(map(len, parts))
+        self.unread = list(parts or [b""])
 
     async def receive(self) -> dict[str, Any]:
-        if self._body is not None:
-            body, self._body = self._body, None
-            return {"type": "http.request", "body": body}
+        if self.unread:
+            body = self.unread.pop(0)
+            return {"type": "http.request", "body": body, "more_body": bool(self.unread)}
         await self.gone.wait()
         return {"type": "http.disconnect"}
 
@@ -82,6 +84,50 @@ async def test_a_turn_is_requested_once_before_a_large_body_is_read(
     exchange = client.exchange(*([(b"content-length", length)] if length else []))
     assert await read_body(exchange, large, begun) == b"1234567"
     assert begun == expected
+
+
+async def test_a_body_may_arrive_in_parts() -> None:
+    begun: list[int] = []
+    assert await read_body(Client(b"12", b"34", b"", b"567").exchange(), 5, begun) == b"1234567"
+    assert begun == [10]
+
+
+@pytest.mark.parametrize(
+    ("parts", "large", "begun", "num_unread"),
+    [
+        ([b"12345678901"], 6, [], 0),
+        ([b"12345678901", b"2"], 20, [], 1),
+        ([b"1234567", b"8901", b"2"], 6, [10], 1),
+        ([b"1234567", b"8901", b"2"], 20, [], 1),
+    ],
+    ids=["at once", "before the limit of a small one", "in its turn", "as a small one"],
+)
+async def test_a_body_beyond_the_limit_is_refused_as_soon_as_it_is_known(
+    parts: list[bytes], large: int, begun: list[int], num_unread: int
+) -> None:
+    client, seen = Client(*parts), list[int]()
+    with pytest.raises(TandemError) as caught:
+        await read_body(client.exchange(), large, seen)
+    assert caught.value.kind is ErrorKind.BODY_TOO_LARGE
+    assert (seen, len(client.unread)) == (begun, num_unread)
+
+
+async def test_a_declared_size_beyond_the_limit_is_refused_unread() -> None:
+    client = Client(b"1")
+    with pytest.raises(TandemError) as caught:
+        await read_body(client.exchange((b"content-length", b"11")))
+    assert caught.value.kind is ErrorKind.BODY_TOO_LARGE and client.unread
+
+
+async def test_a_client_that_leaves_in_its_body() -> None:
+    client = Client(b"1", b"2")
+
+    async def receive() -> dict[str, Any]:
+        return await Client.receive(client) if len(client.unread) == 2 else {"type": "http.disconnect"}
+
+    client.receive = receive  # type: ignore[method-assign]
+    with pytest.raises(ClientDisconnect):
+        await read_body(client.exchange())
 
 
 async def test_cleanup_after_a_complete_response_is_not_cancelled() -> None:

@@ -89,8 +89,8 @@ class TokenStream(Protocol):
         ...
 
     def __aiter__(self) -> AsyncGenerator[Token | PromptLogprobs | Finished, None]:
-        """Return a generator of the events, which the caller closes where it may leave it before its end: otherwise the
-        event loop makes a task for that."""
+        """Return a generator of the events. The caller closes it unless it reads it to its end; otherwise the event
+        loop creates a task to close it."""
         ...
 
     def finish(self, choice: int) -> None:

@@ -42,7 +42,7 @@ class Exchange(Request):
 
     `request_id`: the client's `x-request-id` where that is 1 to 128 visible ASCII characters, else a new one; every
     response carries it. It is only a label and identifies nothing, because clients repeat theirs. `started`: the head
-    of the response was sent. `complete`: the whole body of the response was sent. `header_items`: lower-case names and
+    of the response was given to the server. `complete`: so was the whole body. `header_items`: lower-case names and
     values of the headers, in their order. `fields`: the headers by lower-case name, with the first value of a repeated
     name; a lookup is faster than in Starlette's `headers`, which searches a list."""
 
@@ -88,12 +88,12 @@ class Exchange(Request):
         await self.begin({"content-type": "application/json", "content-length": str(len(body)), **headers})
         await self.write(body, more=False)
 
-    async def read_body(self, limit: int, large: int, begin_large: Callable[[int], Awaitable[float]]) -> bytes:
-        """Read and return the whole body. Before more than `large` bytes of it are read, `begin_large` is awaited once,
-        with the size of the body in bytes, or with `limit` where the client has not declared the size; it returns the
-        seconds within which the rest must arrive.
+    async def read_body(self, max_bytes: int, large: int, begin_large: Callable[[int], Awaitable[float]]) -> bytes:
+        """Read and return the whole body. `begin_large` is awaited once for a body of more than `large` bytes: before
+        any of it is read where its size is declared, else before the rest is read. Its argument is the declared size in
+        bytes, or `max_bytes` where none is declared, and its result the seconds within which the rest must arrive.
 
-        Raises BODY_TOO_LARGE as soon as the declared size or the received bytes exceed `limit` bytes; UNSUPPORTED for a
+        Raises BODY_TOO_LARGE as soon as the declared size or the received bytes exceed `max_bytes`; UNSUPPORTED for a
         compressed body, because a small one could expand to any size; REQUEST_TIMEOUT for a large body that is late;
         ClientDisconnect where the client disconnects before the end. The HTTP server discards what the client still
         sends after an error, so that the connection can be used again."""
@@ -102,35 +102,36 @@ class Exchange(Request):
             reason = f"content-encoding {encoding!r} is not supported; send the body uncompressed"
             raise TandemError(ErrorKind.UNSUPPORTED, reason, param="content-encoding")
         length = self.fields.get("content-length", "0")
-        num_bytes = int(length) if length.isdecimal() else 0
-        if num_bytes > limit:
-            raise _too_large(limit)
+        declared_bytes = int(length) if length.isdecimal() else 0
+        if declared_bytes > max_bytes:
+            raise _too_large(max_bytes)
         body = bytearray()
-        is_complete = num_bytes <= large and await self._receive_body(body, min(large, limit))
-        if max(num_bytes, len(body)) > large and len(body) <= limit:
-            limit_s = await begin_large(num_bytes if num_bytes > large else limit)
+        is_complete = declared_bytes <= large and await self._receive_body(body, large, max_bytes)
+        if is_complete and len(body) <= large:
+            return bytes(body)
+        timeout_s = await begin_large(declared_bytes if declared_bytes > large else max_bytes)
+        if not is_complete:
             try:
-                async with asyncio.timeout(limit_s):
-                    if not is_complete:
-                        await self._receive_body(body, limit)
+                async with asyncio.timeout(timeout_s):
+                    await self._receive_body(body, max_bytes, max_bytes)
             except TimeoutError:
-                message = f"the body, larger than {large:,} bytes, did not arrive within {limit_s:g} s"
+                message = f"the body, larger than {large:,} bytes, did not arrive within {timeout_s:g} s"
                 raise TandemError(ErrorKind.REQUEST_TIMEOUT, message) from None
-        if len(body) > limit:
-            raise _too_large(limit)
         return bytes(body)
 
-    async def _receive_body(self, body: bytearray, max_bytes: int) -> bool:
-        """Append what arrives of the body to `body`, until it is complete or longer than `max_bytes`; return whether it
-        is complete."""
+    async def _receive_body(self, body: bytearray, enough: int, max_bytes: int) -> bool:
+        """Append what arrives to `body`. Return True once the body is complete, and False once it has more than
+        `enough` bytes and is not."""
         while True:
             message = await self.receive()
             if message["type"] == "http.disconnect":
                 raise ClientDisconnect
             body += message.get("body", b"")
+            if len(body) > max_bytes:
+                raise _too_large(max_bytes)
             if not message.get("more_body", False):
                 return True
-            if len(body) > max_bytes:
+            if len(body) > enough:
                 return False
 
     async def run_until_disconnect(self, work: Coroutine[Any, Any, None]) -> None:
@@ -247,11 +248,12 @@ class EventStream:
 
     An error after the first byte is written as one event and ends the stream without `[DONE]`."""
 
-    __slots__ = ("_exchange", "_held")
+    __slots__ = ("_exchange", "_has_written", "_held")
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._held = b""
+        self._has_written = False
 
     async def open(self, headers: Mapping[str, str]) -> None:
         """Send the head of the response, with status 200, the headers of an event stream, and `headers`."""
@@ -274,8 +276,9 @@ class EventStream:
         ready = b"".join((self._held, *map(_frame, events)))
         if more_follow and len(ready) < _FULL_BYTES:
             self._held = ready
-        elif ready:
+        elif ready or not self._has_written:  # the server keeps the head until something is written
             self._held = b""
+            self._has_written = True
             await self._exchange.write(ready, more=True)
 
     async def close(self, *events: bytes) -> None:

@@ -8,18 +8,19 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
 class HeadJoiner:
-    """Stand in for the transport of one response, as uvicorn's cycle uses it, until the body begins.
+    """Replace `cycle.transport` until the body of a response begins: keep the head, and write it together with the
+    first part of the body, which may be empty.
 
-    Uvicorn writes a head at once, which costs a system call, a packet and a wake-up of the client. ASGI lets a server
-    wait for the first part of the body. A response to HEAD has no such part and must not be joined."""
+    `cycle`: uvicorn's object for one request and its response. Uvicorn writes a head at once, which costs a system
+    call, a packet and a wake-up of the client. Not for the method HEAD: uvicorn writes nothing for such a body, so the
+    head would never be written."""
 
-    __slots__ = ("_cycle", "_head", "_transport", "is_closing")
+    __slots__ = ("_cycle", "_head", "_transport")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
-        self._cycle = weakref.proxy(cycle)
+        self._cycle = weakref.proxy(cycle)  # the cycle refers to this object
         self._transport = cycle.transport
         self._head = b""
-        self.is_closing = cycle.transport.is_closing
 
     def write(self, part: bytes) -> None:
         if not self._cycle.response_started:  # "100 Continue"
@@ -27,12 +28,16 @@ class HeadJoiner:
         elif not self._head:
             self._head = part
         else:
-            self._end(part)
+            self._cycle.transport = self._transport
+            if part:  # asyncio's own transport of Python 3.12 spins over an empty part
+                self._transport.writelines((self._head, part))
+            else:
+                self._transport.write(self._head)
 
     def close(self) -> None:
-        self._end(b"")
+        if self._head:
+            self.write(b"")
         self._transport.close()
 
-    def _end(self, part: bytes) -> None:
-        self._cycle.transport = self._transport
-        self._transport.writelines((self._head, part))
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()

@@ -3,7 +3,8 @@
 Uvicorn itself receives a body only as fast as the application reads it, and closes idle connections after their
 keep-alive time. This module adds the other limits: the size of a request's head, the time and the rate in which a
 request arrives, what is kept of pipelined requests, the time that a response waits for a client that does not read, the
-number of connections, and the hosts that requests may name.
+number of connections, and the hosts that requests may name. It also has the head of a response written together with
+the first part of the body (`head_joiner`).
 """
 
 from __future__ import annotations
