@@ -21,7 +21,7 @@ from tandem.core.ids import TenantId
 from tandem.gateway.app import GatewayApp
 from tandem.gateway.context.interfaces import AllowAll, ServedModel
 from tandem.gateway.http import openai_routes
-from tandem.gateway.http.exchange import EventStream, Exchange, header_value, json_response
+from tandem.gateway.http.exchange import Exchange, header_value, json_response
 from tandem.gateway.http.openai_routes import OpenAIRoutes
 from tandem.gateway.openai.output_spec import OutputSpecFactory
 from tandem.gateway.serving import completions
@@ -128,16 +128,6 @@ async def test_a_client_that_leaves_in_its_body() -> None:
     client.receive = receive  # type: ignore[method-assign]
     with pytest.raises(ClientDisconnect):
         await read_body(client.exchange())
-
-
-async def test_the_first_send_of_a_stream_sends_its_head_also_without_events() -> None:
-    """The first tokens may have no text yet, and the server keeps a head until something is written."""
-    client = Client()
-    stream = EventStream(client.exchange())
-    await stream.open({})
-    for events in ((), (), (b"1",)):
-        await stream.send(*events)
-    assert [message.get("body") for message in client.sent] == [None, b"", b"data: 1\n\n"]
 
 
 async def test_cleanup_after_a_complete_response_is_not_cancelled() -> None:

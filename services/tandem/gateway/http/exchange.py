@@ -42,7 +42,7 @@ class Exchange(Request):
 
     `request_id`: the client's `x-request-id` where that is 1 to 128 visible ASCII characters, else a new one; every
     response carries it. It is only a label and identifies nothing, because clients repeat theirs. `started`: the head
-    of the response was given to the server. `complete`: so was the whole body. `header_items`: lower-case names and
+    of the response was sent. `complete`: the whole body of the response was sent. `header_items`: lower-case names and
     values of the headers, in their order. `fields`: the headers by lower-case name, with the first value of a repeated
     name; a lookup is faster than in Starlette's `headers`, which searches a list."""
 
@@ -248,12 +248,11 @@ class EventStream:
 
     An error after the first byte is written as one event and ends the stream without `[DONE]`."""
 
-    __slots__ = ("_exchange", "_has_written", "_held")
+    __slots__ = ("_exchange", "_held")
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._held = b""
-        self._has_written = False
 
     async def open(self, headers: Mapping[str, str]) -> None:
         """Send the head of the response, with status 200, the headers of an event stream, and `headers`."""
@@ -276,9 +275,8 @@ class EventStream:
         ready = b"".join((self._held, *map(_frame, events)))
         if more_follow and len(ready) < _FULL_BYTES:
             self._held = ready
-        elif ready or not self._has_written:  # the server keeps the head until something is written
+        elif ready:
             self._held = b""
-            self._has_written = True
             await self._exchange.write(ready, more=True)
 
     async def close(self, *events: bytes) -> None:

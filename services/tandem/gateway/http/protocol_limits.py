@@ -3,8 +3,7 @@
 Uvicorn itself receives a body only as fast as the application reads it, and closes idle connections after their
 keep-alive time. This module adds the other limits: the size of a request's head, the time and the rate in which a
 request arrives, what is kept of pipelined requests, the time that a response waits for a client that does not read, the
-number of connections, and the hosts that requests may name. It also has the head of a response written together with
-the first part of the body (`head_joiner`).
+number of connections, and the hosts that requests may name.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from tandem.core.config import GatewayConfig
 from tandem.core.errors import ErrorKind, TandemError, invalid_request
 from tandem.gateway.http.exchange import NO_SNIFFING, error_body, error_headers
-from tandem.gateway.http.head_joiner import HeadJoiner
 from tandem.gateway.http.host_header import EVERY_HOST, AllowedHosts, requested_host
 
 _log = logging.getLogger(__name__)
@@ -340,8 +338,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     # ---- inside
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        if cycle.scope["method"] != "HEAD":
-            cycle.transport = HeadJoiner(cycle)  # type: ignore[assignment]
         knows_chunks = cycle.scope["http_version"] >= "1.1"
         super()._start_asgi_task(cycle, app if knows_chunks else partial(_without_chunks, cycle, app))
 
