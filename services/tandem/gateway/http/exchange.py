@@ -88,8 +88,10 @@ class Exchange(Request):
         await self.begin({"content-type": "application/json", "content-length": str(len(body)), **headers})
         await self.write(body, more=False)
 
-    async def read_body(self, max_bytes: int, large: int, begin_large: Callable[[int], Awaitable[float]]) -> bytes:
-        """Read and return the whole body. `begin_large` is awaited once for a body of more than `large` bytes: before
+    async def read_body(
+        self, max_bytes: int, large_bytes: int, begin_large: Callable[[int], Awaitable[float]]
+    ) -> bytes:
+        """Read and return the whole body. `begin_large` is awaited once for a body of more than `large_bytes`: before
         any of it is read where its size is declared, else before the rest is read. Its argument is the declared size in
         bytes, or `max_bytes` where none is declared, and its result the seconds within which the rest must arrive.
 
@@ -106,22 +108,22 @@ class Exchange(Request):
         if declared_bytes > max_bytes:
             raise _too_large(max_bytes)
         body = bytearray()
-        is_complete = declared_bytes <= large and await self._receive_body(body, large, max_bytes)
-        if is_complete and len(body) <= large:
+        is_complete = declared_bytes <= large_bytes and await self._receive_body(body, large_bytes, max_bytes)
+        if is_complete and len(body) <= large_bytes:
             return bytes(body)
-        timeout_s = await begin_large(declared_bytes if declared_bytes > large else max_bytes)
+        timeout_s = await begin_large(declared_bytes if declared_bytes > large_bytes else max_bytes)
         if not is_complete:
             try:
                 async with asyncio.timeout(timeout_s):
                     await self._receive_body(body, max_bytes, max_bytes)
             except TimeoutError:
-                message = f"the body, larger than {large:,} bytes, did not arrive within {timeout_s:g} s"
+                message = f"the body, larger than {large_bytes:,} bytes, did not arrive within {timeout_s:g} s"
                 raise TandemError(ErrorKind.REQUEST_TIMEOUT, message) from None
         return bytes(body)
 
-    async def _receive_body(self, body: bytearray, enough: int, max_bytes: int) -> bool:
-        """Append what arrives to `body`. Return True once the body is complete, and False once it has more than
-        `enough` bytes and is not."""
+    async def _receive_body(self, body: bytearray, enough_bytes: int, max_bytes: int) -> bool:
+        """Append what arrives to `body`, and return whether the body is complete: True at its end, False as soon as it
+        has more than `enough_bytes` bytes before that."""
         while True:
             message = await self.receive()
             if message["type"] == "http.disconnect":
@@ -131,7 +133,7 @@ class Exchange(Request):
                 raise _too_large(max_bytes)
             if not message.get("more_body", False):
                 return True
-            if len(body) > enough:
+            if len(body) > enough_bytes:
                 return False
 
     async def run_until_disconnect(self, work: Coroutine[Any, Any, None]) -> None:
