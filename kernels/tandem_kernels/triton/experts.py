@@ -23,7 +23,9 @@ from tandem_kernels.triton.product import add_product, arguments_of, inputs_per_
 
 FEW, MANY = "few", "many"
 TILES = {
-    # (rows per expert, bytes of an element)
+    # (rows per expert, bytes of an element of a product's operands)
+    (FEW, 1): LinearTiles(16, 64, 64, 4, 4),
+    (MANY, 1): LinearTiles(64, 32, 64, 4, 3),
     (FEW, 2): LinearTiles(16, 64, 64, 4, 4),
     (MANY, 2): LinearTiles(64, 64, 64, 4, 3),
     (FEW, 4): LinearTiles(16, 32, 32, 4, 3),
@@ -192,7 +194,8 @@ def mix_experts(
         return out
     num_places = num_rows * num_chosen
     is_many = not is_batch_invariant and num_places >= _MANY_PLACES * num_experts
-    tiles = TILES[MANY if is_many else FEW, x.element_size()]
+    is_float8 = isinstance(gate_up, DeviceCodes) and gate_up.rounds_rows
+    tiles = TILES[MANY if is_many else FEW, 1 if is_float8 else x.element_size()]
     chosen = experts.flatten()
     places = _divide(chosen, num_experts, tiles.block_m)
     blocks = {"BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "STAGES": tiles.stages}
