@@ -566,6 +566,15 @@ async def test_an_upgrade_is_not_taken_and_the_request_is_answered(gateway: Guar
             client.leave()
 
 
+async def test_a_response_to_head_needs_no_body(gateway: GuardedGateway) -> None:
+    client = await gateway.connect(GET.replace(b"GET", b"HEAD", 1))
+    head = await client.read(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 OK") and head.endswith(b"\r\n\r\n")
+    client.seen = b""
+    client.writer.write(LAST)
+    assert (await client.read()).startswith(b"HTTP/1.1 200 OK")
+
+
 async def test_expect_continue_is_answered_before_the_body(gateway: GuardedGateway) -> None:
     head, _, body = post(headers=b"expect: 100-continue\r\nconnection: close\r\n").partition(b"\r\n\r\n")
     client = await gateway.connect(head + b"\r\n\r\n")
